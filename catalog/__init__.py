@@ -1,0 +1,1 @@
+"""What is known: identities, layouts, the kinds of fact, Datalog rules, replicas."""

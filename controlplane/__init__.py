@@ -1,0 +1,1 @@
+"""Who decides, and the one writer. Importing this package imports nothing heavy."""

@@ -1,0 +1,1 @@
+"""Router and worker machines, candidates, the model-free worker and its simulator."""

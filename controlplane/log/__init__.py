@@ -1,0 +1,1 @@
+"""The fact log: frames, segments, the ZeroMQ writer, the client with its spool."""

@@ -1,0 +1,1 @@
+"""Every evaluator: named, versioned, pure functions over recorded inputs."""

@@ -1,0 +1,1 @@
+"""Tier machines: restore, checkpoint, promotion as pure transitions."""

@@ -1,0 +1,1 @@
+"""Device math: knows tensors, pages and slots; nothing of requests or facts."""

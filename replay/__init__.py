@@ -1,0 +1,1 @@
+"""Reconstruct, verify and explain recorded decisions."""
