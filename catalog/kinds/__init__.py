@@ -1,0 +1,1 @@
+"""The fields of every kind of fact, one frozen struct each; ``catalog.facts`` is their table."""

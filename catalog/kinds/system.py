@@ -1,0 +1,24 @@
+"""Facts that the writer itself states."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+
+class Refused(msgspec.Struct, frozen=True, array_like=True):
+    """Stands in the place of a transaction whose precondition did not hold."""
+
+    register: Annotated[bytes, Meta(description="register that did not match")]
+    expected: Annotated[bytes | None, Meta(description="value the client expected")]
+    actual: Annotated[bytes | None, Meta(description="value the register held")]
+
+
+class WriterEpochStarted(msgspec.Struct, frozen=True, array_like=True):
+    """First fact of every run of the writer; fences every smaller epoch."""
+
+    writer_epoch: Annotated[int, Meta(description="strictly rising over the log")]
+    format_version: Annotated[int, Meta(description="frame format")]
+    clock: Annotated[str, Meta(description="wall or logical")]
