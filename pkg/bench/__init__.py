@@ -1,0 +1,1 @@
+"""What `pagetrail bench` runs: one module per bench, each with `run(quick) -> dict`."""

@@ -1,0 +1,249 @@
+"""The configuration of every process: one schema, its defaults and its cross-field checks.
+
+The structs below are the only list of settings; the loader (`config_load`), the command line and
+docs/config.md all read it. A field's `Meta` carries its bounds and its description. Defaults are
+safe: everything listens on loopback, and `check_config` refuses another address without keys.
+This module reads no file and no environment.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from enum import StrEnum
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+from pagetrail.catalog.errors import BadInputError
+
+ENDPOINT_PATTERN = r"^(tcp://[^ ]+:[0-9]{1,5}|ipc://[^ ]+)$"
+NAME_PATTERN = r"^[a-z0-9][a-z0-9._-]{0,63}$"
+EVALUATOR_PATTERN = r"^[a-z0-9-]+/[a-z0-9-]+@[0-9]+$"
+
+FilePath = Annotated[str, Meta(min_length=1)]
+Endpoint = Annotated[str, Meta(pattern=ENDPOINT_PATTERN)]
+Evaluator = Annotated[str, Meta(pattern=EVALUATOR_PATTERN)]
+
+
+class WriterClock(StrEnum):
+    """Where the writer takes `t_us` from."""
+
+    WALL = "wall"
+    LOGICAL = "logical"
+
+
+class Alternatives(StrEnum):
+    """How much of a decision's answer is stored."""
+
+    REFERENCE = "reference"
+    FULL = "full"
+
+
+class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a run keeps its files."""
+
+    directory: Annotated[
+        FilePath,
+        Meta(description="Directory of the run: log segments, spools, replicas."),
+    ] = "pagetrail-run"
+
+
+class WriterConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """The one process that appends to the log."""
+
+    bind: Annotated[
+        Endpoint, Meta(description="Endpoint for appends and range fetches; port 0 takes any.")
+    ] = "tcp://127.0.0.1:7301"
+    publish: Annotated[
+        Endpoint, Meta(description="Endpoint of the live stream; port 0 takes any.")
+    ] = "tcp://127.0.0.1:7302"
+    clock: Annotated[
+        WriterClock,
+        Meta(description="Clock of `t_us`: the wall clock, or a logical one that only counts."),
+    ] = WriterClock.WALL
+    segment_bytes: Annotated[
+        int,
+        Meta(ge=1 << 20, le=1 << 32, description="Size at which the active segment is sealed."),
+    ] = 64 << 20
+
+
+class ClientConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """How a process appends its facts."""
+
+    window_transactions: Annotated[
+        int,
+        Meta(ge=1, le=65_536, description="Transactions sent and not yet acknowledged, at most."),
+    ] = 4_096
+    spool_bytes: Annotated[
+        int,
+        Meta(
+            ge=1 << 20,
+            le=1 << 40,
+            description="Facts kept on disk while the writer is away; beyond it requests get 503.",
+        ),
+    ] = 1 << 30
+
+
+class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """One worker: its pages and its step."""
+
+    id: Annotated[
+        str,
+        Meta(pattern=NAME_PATTERN, description="Name of the worker, unique in its cluster."),
+    ] = "worker-0"
+    page_tokens: Annotated[Literal[16, 32], Meta(description="Token rows of a device page.")] = 16
+    pages: Annotated[
+        int, Meta(ge=1, le=1 << 24, description="Pages of the pool, per token group.")
+    ] = 4_096
+    chunk_tokens: Annotated[
+        int,
+        Meta(ge=128, le=512, description="Tokens of a durable chunk; changing it changes chunks."),
+    ] = 256
+    context: Annotated[
+        int, Meta(ge=2, le=1 << 20, description="Longest sequence in tokens, prompt and answer.")
+    ] = 8_192
+    lanes: Annotated[
+        int, Meta(ge=1, le=1_024, description="Streams that decode in one step, at most.")
+    ] = 16
+    prefill_tile: Annotated[
+        int, Meta(ge=16, le=8_192, description="Prompt rows of one step, at most.")
+    ] = 256
+
+
+class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """The HTTP side."""
+
+    host: Annotated[
+        str, Meta(min_length=1, description="Address to listen on; beyond loopback needs keys.")
+    ] = "127.0.0.1"
+    port: Annotated[int, Meta(ge=0, le=65_535, description="Port; 0 takes any free one.")] = 8_000
+    api_keys_file: Annotated[
+        FilePath | None,
+        Meta(description="File of API keys, one a line; without it no key is asked for."),
+    ] = None
+
+
+class PolicyConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """The evaluator that makes each kind of decision, as `family/name@version`."""
+
+    route: Annotated[Evaluator, Meta(description="Which worker serves a request.")] = (
+        "routing/min-ttft@1"
+    )
+    admit: Annotated[
+        Evaluator, Meta(description="Whether a request starts, waits or is refused.")
+    ] = "admission/pages@1"
+    evict: Annotated[Evaluator, Meta(description="Which kept pages make room.")] = (
+        "residency/value-density@1"
+    )
+    restore: Annotated[Evaluator, Meta(description="Where each chunk of a prefix comes from.")] = (
+        "restore/min-cost@1"
+    )
+    checkpoint: Annotated[Evaluator, Meta(description="Whether a finished range is stored.")] = (
+        "checkpoint/expected-value@1"
+    )
+
+
+class RecordConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """What is stored beside every decision's choice, reasons and digests."""
+
+    alternatives: Annotated[
+        Alternatives,
+        Meta(description="`reference`: the digest of all alternatives; `full`: each of them."),
+    ] = Alternatives.REFERENCE
+    sample_ppm: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=1_000_000,
+            description="Share of decisions stored in full all the same, parts per million.",
+        ),
+    ] = 0
+    tokens: Annotated[
+        bool, Meta(description="Whether token ids of prompts are recorded, not only digests.")
+    ] = False
+
+
+class SocketsConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Keys and limits of the ZeroMQ sockets between processes."""
+
+    secret_key_file: Annotated[
+        FilePath | None,
+        Meta(description="This process's CURVE key pair (a `.key_secret` file)."),
+    ] = None
+    writer_public_key_file: Annotated[
+        FilePath | None,
+        Meta(description="The writer's public CURVE key (a `.key` file), for its clients."),
+    ] = None
+    client_keys_directory: Annotated[
+        FilePath | None,
+        Meta(description="Public keys (`.key` files) of the clients the writer lets in."),
+    ] = None
+    queue_messages: Annotated[
+        int, Meta(ge=1, le=1_000_000, description="Messages a socket may hold before it is busy.")
+    ] = 10_000
+    message_bytes: Annotated[
+        int, Meta(ge=1 << 16, le=1 << 28, description="Largest message a socket accepts.")
+    ] = 64 << 20
+
+
+class Config(msgspec.Struct, frozen=True, kw_only=True):
+    """All sections. A section is a table of the TOML file; a field is a key in it."""
+
+    run: RunConfig
+    writer: WriterConfig
+    client: ClientConfig
+    worker: WorkerConfig
+    gateway: GatewayConfig
+    policy: PolicyConfig
+    record: RecordConfig
+    sockets: SocketsConfig
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address reaches this machine only. A name other than localhost does not count."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+def endpoint_is_local(endpoint: str) -> bool:
+    """Whether a ZeroMQ endpoint can be reached from this machine only."""
+    if endpoint.startswith("ipc://"):
+        return True
+    return is_loopback(endpoint.removeprefix("tcp://").rpartition(":")[0])
+
+
+def check_config(config: Config) -> None:
+    """Checks what no single field can say. Raises BadInputError naming the settings involved."""
+    for name, endpoint in (
+        ("writer.bind", config.writer.bind),
+        ("writer.publish", config.writer.publish),
+    ):
+        if endpoint_is_local(endpoint):
+            continue
+        for key, value in (
+            ("sockets.secret_key_file", config.sockets.secret_key_file),
+            ("sockets.client_keys_directory", config.sockets.client_keys_directory),
+        ):
+            if value is None:
+                raise BadInputError(
+                    f"{name} = {endpoint!r} listens beyond this machine and {key} is not set; "
+                    "expected CURVE keys there; set it or bind to 127.0.0.1"
+                )
+    if not is_loopback(config.gateway.host) and config.gateway.api_keys_file is None:
+        raise BadInputError(
+            f"gateway.host = {config.gateway.host!r} listens beyond this machine and "
+            "gateway.api_keys_file is not set; expected API keys there; set it or use 127.0.0.1"
+        )
+    pool_tokens = config.worker.pages * config.worker.page_tokens
+    if pool_tokens < config.worker.context:
+        raise BadInputError(
+            f"worker.pages = {config.worker.pages} of worker.page_tokens = "
+            f"{config.worker.page_tokens} hold {pool_tokens} tokens and worker.context = "
+            f"{config.worker.context}; expected room for one longest sequence; raise worker.pages "
+            "or lower worker.context"
+        )

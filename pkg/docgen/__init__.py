@@ -1,0 +1,1 @@
+"""Writes the reference documents that follow from the code; one module for each document."""

@@ -1,0 +1,45 @@
+"""All generated documents by file name, and their comparison with a directory.
+
+A document is a pure function of the code, so two runs give the same text.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pagetrail.catalog.errors import BadInputError
+from pagetrail.docgen.config_document import config_document
+
+
+def documents() -> dict[str, str]:
+    """File name -> text of every generated document."""
+    return {
+        "config.md": config_document(),
+    }
+
+
+def write_documents(directory: Path) -> list[str]:
+    """Writes the documents that differ from the directory's; returns their names.
+
+    Raises BadInputError when the directory is not there.
+    """
+    changed = stale_documents(directory)
+    texts = documents()
+    for name in changed:
+        (directory / name).write_text(texts[name], encoding="utf-8")
+    return changed
+
+
+def stale_documents(directory: Path) -> list[str]:
+    """Names of documents that the directory lacks or holds in another form."""
+    if not directory.is_dir():
+        raise BadInputError(
+            f"{directory} is no directory; expected the project's docs directory; run in the "
+            "project's root or pass --directory"
+        )
+    return [
+        name
+        for name, text in documents().items()
+        if not (directory / name).is_file()
+        or (directory / name).read_text(encoding="utf-8") != text
+    ]
