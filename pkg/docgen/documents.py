@@ -9,12 +9,14 @@ from pathlib import Path
 
 from pagetrail.catalog.errors import BadInputError
 from pagetrail.docgen.config_document import config_document
+from pagetrail.docgen.facts_document import facts_document
 
 
 def documents() -> dict[str, str]:
     """File name -> text of every generated document."""
     return {
         "config.md": config_document(),
+        "facts.md": facts_document(),
     }
 
 

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
+
+from pagetrail.catalog.envelope import Fact
+from pagetrail.catalog.facts import KINDS
 from pagetrail.config_fields import all_fields
 from pagetrail.docgen.documents import documents, stale_documents
 
@@ -20,3 +24,19 @@ def test_config_md_names_every_setting_with_its_variable_and_bounds() -> None:
         (row,) = (line for line in text.splitlines() if f"`{field.variable}`" in line)
         assert row.startswith(f"| `{field.key}` |")
         assert field.expected in row
+
+
+def test_facts_md_names_every_kind_every_field_and_the_whole_envelope() -> None:
+    lines = documents()["facts.md"].splitlines()
+    for kind in KINDS.values():
+        (row,) = (line for line in lines if line.startswith(f"| {int(kind.id)} | `{kind.name}` |"))
+        assert row.endswith(f"| {'yes' if kind.policy_visible else 'no'} |")
+        for place, field in enumerate(msgspec.structs.fields(kind.struct)):
+            assert any(line.startswith(f"| {place} | `{field.name}` |") for line in lines)
+    for name in Fact.__struct_fields__:
+        assert any(line.startswith(f"| `{name}` | ") for line in lines)
+
+
+def test_no_field_of_a_fact_is_left_without_a_meaning() -> None:
+    text = documents()["facts.md"]
+    assert [line for line in text.splitlines() if line.endswith("|  |")] == []
