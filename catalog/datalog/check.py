@@ -1,0 +1,154 @@
+"""Checks of names, arities and safety. Every finding is reported, not only the first.
+
+A rule is *safe* when each variable of its head, its negated atoms and its comparisons is bound: by
+a positive atom that holds it as a plain argument, or by an equality whose other side is bound.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from pagetrail.catalog.datalog.errors import Diagnostic, nearest
+from pagetrail.catalog.datalog.model import (
+    GOAL,
+    Atom,
+    Compare,
+    Comparison,
+    Place,
+    Program,
+    Rule,
+    Schema,
+    Term,
+    Variable,
+    variables,
+)
+
+
+def check(program: Program, schema: Schema) -> list[Diagnostic]:
+    """Findings about predicates, arities and safety, in no particular order."""
+    arities: dict[str, tuple[int, Place]] = {}
+    for rule in program.rules:
+        arities.setdefault(rule.predicate, (len(rule.head), rule.at))
+    findings: list[Diagnostic] = []
+    for rule in program.rules:
+        findings.extend(_names(program.file, rule, schema, arities))
+        findings.extend(_safety(program.file, rule))
+    return findings
+
+
+def _names(
+    file: str, rule: Rule, schema: Schema, arities: dict[str, tuple[int, Place]]
+) -> Iterator[Diagnostic]:
+    if rule.predicate in schema:
+        yield _finding(
+            file,
+            rule,
+            rule.at,
+            f"{rule.predicate} is a base relation and cannot be the head of a rule",
+            "give the derived predicate a name of its own",
+        )
+        return
+    arity, first = arities[rule.predicate]
+    if len(rule.head) != arity:
+        yield _finding(
+            file,
+            rule,
+            rule.at,
+            f"{rule.predicate} has {len(rule.head)} arguments, but {arity} at line {first.line}",
+            f"give every rule of {rule.predicate} {arity} arguments, or rename one",
+        )
+    for literal in rule.body:
+        if not isinstance(literal, Atom):
+            continue
+        name, used = literal.predicate, len(literal.arguments)
+        if name in schema:
+            columns = schema[name].columns
+            if used != len(columns):
+                names = ", ".join(c.name for c in columns)
+                yield _finding(
+                    file,
+                    rule,
+                    literal.at,
+                    f"{name} takes {len(columns)} arguments, got {used}",
+                    f"write {name}({names}), with _ for what is of no interest",
+                )
+        elif name in arities:
+            if used != arities[name][0]:
+                yield _finding(
+                    file,
+                    rule,
+                    literal.at,
+                    f"{name} takes {arities[name][0]} arguments, got {used}",
+                    f"its rule at line {arities[name][1].line} defines the arguments",
+                )
+        else:
+            close = nearest(name, [*schema, *(a for a in arities if a != GOAL)])
+            yield _finding(
+                file,
+                rule,
+                literal.at,
+                f"unknown predicate {name}",
+                f"did you mean {close}?" if close else "define it by a rule or declare a relation",
+            )
+
+
+def _safety(file: str, rule: Rule) -> Iterator[Diagnostic]:
+    bound = bound_variables(rule)
+    reported: set[str] = set()
+    for term, where in _uses(rule):
+        for variable in variables(term):
+            if variable.name in bound or variable.name in reported:
+                continue
+            reported.add(variable.name)
+            yield _finding(
+                file,
+                rule,
+                variable.at,
+                f"unsafe variable {variable.name} in {where}",
+                f"bind {variable.name} by a positive atom, or by {variable.name} = <bound terms>",
+            )
+
+
+def bound_variables(rule: Rule) -> set[str]:
+    """The variables that the body binds (see the module's definition of safety)."""
+    bound = {
+        argument.name
+        for atom in rule.atoms(negated=False)
+        for argument in atom.arguments
+        if isinstance(argument, Variable)
+    }
+    equalities = [b for b in rule.body if isinstance(b, Comparison) and b.operator is Compare.EQ]
+    grew = True
+    while grew:
+        grew = False
+        for equality in equalities:
+            for target, source in (
+                (equality.left, equality.right),
+                (equality.right, equality.left),
+            ):
+                if (
+                    isinstance(target, Variable)
+                    and target.name not in bound
+                    and all(v.name in bound for v in variables(source))
+                ):
+                    bound.add(target.name)
+                    grew = True
+    return bound
+
+
+def _uses(rule: Rule) -> Iterable[tuple[Term, str]]:
+    for literal in rule.body:
+        if isinstance(literal, Comparison):
+            yield literal.left, "a comparison"
+            yield literal.right, "a comparison"
+        else:
+            kind = "negated atom" if literal.negated else "atom"
+            for argument in literal.arguments:
+                yield argument, f"{kind} {literal.predicate}"
+    for term in rule.head:
+        for variable in variables(term):
+            yield variable, "the head"
+
+
+def _finding(file: str, rule: Rule, at: Place, message: str, fix: str) -> Diagnostic:
+    return Diagnostic(file, at.line, at.column, rule.text, message, fix)

@@ -1,0 +1,284 @@
+"""A program to SQL: text in, :class:`Query` out. Reads no database.
+
+Every recursive component that is a single predicate with linear rules becomes one recursive CTE,
+and then the whole query is one statement. Other recursion (mutual, nonlinear) is evaluated
+semi-naively in temporary tables; ``Query.tables`` lists them in order, and the statement reads
+them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from pagetrail.catalog.datalog.check import check
+from pagetrail.catalog.datalog.errors import DatalogError
+from pagetrail.catalog.datalog.infer import Types, infer
+from pagetrail.catalog.datalog.model import (
+    OPEN_SEQ,
+    Aggregate,
+    Atom,
+    Column,
+    Constant,
+    Program,
+    Rule,
+    Schema,
+    Type,
+    Variable,
+)
+from pagetrail.catalog.datalog.parser import parse
+from pagetrail.catalog.datalog.rule_sql import Parameters, RuleTranslator, Source
+from pagetrail.catalog.datalog.sql import AS_OF, ROUND, identifier, literal
+from pagetrail.catalog.datalog.strata import Component, stratify
+
+ROUND_COLUMN = "round"
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A temporary table of the semi-naive evaluation.
+
+    ``create`` makes and fills it with what the rules give at once (round 0). ``grow``, when not
+    None, adds the rows of round ``$round + 1`` that follow from those of ``$round``.
+    """
+
+    name: str
+    predicate: str
+    columns: tuple[Type, ...]
+    create: str
+    grow: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """A compiled program: immutable, and good for any number of runs on any connection.
+
+    ``columns`` name and type the answer. ``tables`` are groups of temporary tables, filled group
+    by group; the tables of one group grow together until none does. ``as_of``: whether the
+    position of the log is given at run time (else the newest state is read).
+    """
+
+    program: Program
+    components: tuple[Component, ...]
+    columns: tuple[Column, ...]
+    parameters: Mapping[str, Type]
+    tables: tuple[tuple[Table, ...], ...]
+    sql: str
+    as_of: bool
+
+
+def compile_query(
+    text: str,
+    schema: Schema,
+    *,
+    file: str = "<query>",
+    parameters: Mapping[str, Type] | None = None,
+    as_of: bool = False,
+) -> Query:
+    """Parse, check and translate a program. ``parameters`` declares types of ``$name``s; what is
+    not declared follows from its use. Raises DatalogError with every finding of the first phase
+    that has any."""
+    program = parse(text, file)
+    findings = check(program, schema)
+    if findings:
+        raise DatalogError(findings)
+    types, findings = infer(program, schema, parameters or {})
+    components, unstratified = stratify(program)
+    if findings or unstratified:
+        raise DatalogError([*findings, *unstratified])
+    return _Compiler(program, schema, types, as_of).query(components)
+
+
+class _Compiler:
+    """State of one compilation: the names given to predicates and what is already complete."""
+
+    def __init__(self, program: Program, schema: Schema, types: Types, as_of: bool) -> None:
+        self._program = program
+        self._schema = schema
+        self._types = types
+        self._as_of = as_of
+        self._numbers = {id(rule): i for i, rule in enumerate(program.rules)}
+        numbers = {name: i for i, name in enumerate(types.parameters)}
+        self._translator = RuleTranslator(program.file, Parameters(numbers, types.parameters))
+        self._sources: dict[str, Source] = {}
+
+    def query(self, components: tuple[Component, ...]) -> Query:
+        stored = 1 + max(
+            (i for i, c in enumerate(components) if c.recursive and not _one_cte(c)), default=-1
+        )
+        tables = tuple(self._tables(c, number) for number, c in enumerate(components[:stored]))
+        ctes = [self._cte(c, number) for number, c in enumerate(components[stored:], stored)]
+        answer = self._program.answer
+        source = self._sources[answer]
+        prefix = "WITH RECURSIVE " + ",\n".join(ctes) + "\n" if ctes else ""
+        outputs = ", ".join(source.columns)
+        return Query(
+            program=self._program,
+            components=components,
+            columns=_answer_columns(self._program, self._types),
+            parameters=self._types.parameters,
+            tables=tables,
+            sql=f"{prefix}SELECT {outputs} FROM {source.table}",
+            as_of=self._as_of,
+        )
+
+    def _source(self, atom: Atom, _number: int) -> Source:
+        relation = self._schema.get(atom.predicate)
+        if relation is None:
+            return self._sources[atom.predicate]
+        known = self._sources.get(atom.predicate)
+        if known is None:
+            names = [c.name for c in relation.columns]
+            key = None if relation.key is None else tuple(names.index(k) for k in relation.key)
+            conditions: tuple[tuple[str, str], ...] = ()
+            if relation.temporal and self._as_of:
+                position = f"CAST(${AS_OF} AS BIGINT)"
+                conditions = (("from_seq", f"<= {position}"), ("to_seq", f"> {position}"))
+            elif relation.temporal:
+                conditions = (("to_seq", f"= {literal(OPEN_SEQ)}"),)
+            columns = tuple(identifier(name) for name in names)
+            known = Source(identifier(relation.table), columns, key, conditions)
+            self._sources[atom.predicate] = known
+        return known
+
+    def _define(self, component: Component, number: int) -> None:
+        """Name the component's predicates; from here on their rules may refer to them."""
+        for predicate in component.predicates:
+            arity = len(self._types.columns[predicate])
+            self._sources[predicate] = Source(
+                identifier(f"{number}:{predicate}"),
+                tuple(f"c{i}" for i in range(arity)),
+                _key(component, predicate, arity),
+            )
+
+    def _cte(self, component: Component, number: int) -> str:
+        self._define(component, number)
+        predicate = component.predicates[0]
+        source = self._sources[predicate]
+        inside = set(component.predicates)
+        base = [r for r in component.rules if not _calls(r, inside)]
+        steps = [r for r in component.rules if _calls(r, inside)]
+        body = self._union(predicate, base)
+        if steps:
+            selects = [self._select(r, distinct=False) for r in steps]
+            step = selects[0] if len(selects) == 1 else _all(selects)
+            body = f"({body}) UNION ({step})"
+        return f"{source.table}({', '.join(source.columns)}) AS ({body})"
+
+    def _tables(self, component: Component, number: int) -> tuple[Table, ...]:
+        if not component.recursive or _one_cte(component):
+            cte = self._cte(component, number)
+            predicate = component.predicates[0]
+            source = self._sources[predicate]
+            create = (
+                f"CREATE TEMP TABLE {source.table} AS "
+                f"WITH RECURSIVE {cte} SELECT * FROM {source.table}"
+            )
+            types = self._types.columns[predicate]
+            return (Table(source.table, predicate, types, create, None),)
+        self._define(component, number)
+        return tuple(self._growing(component, predicate) for predicate in component.predicates)
+
+    def _growing(self, component: Component, predicate: str) -> Table:
+        inside = set(component.predicates)
+        source = self._sources[predicate]
+        rules = [r for r in component.rules if r.predicate == predicate]
+        base = self._union(predicate, [r for r in rules if not _calls(r, inside)])
+        create = (
+            f"CREATE TEMP TABLE {source.table} AS "
+            f"SELECT *, 0::BIGINT AS {ROUND_COLUMN} FROM ({base})"
+        )
+        selects = [
+            self._delta(rule, turn, inside)
+            for rule in rules
+            if _calls(rule, inside)
+            for turn in range(sum(a.predicate in inside for a in rule.atoms(negated=False)))
+        ]
+        types = self._types.columns[predicate]
+        if not selects:
+            return Table(source.table, predicate, types, create, None)
+        same = " AND ".join(f"o.{c} = f.{c}" for c in source.columns)
+        grow = (
+            f"INSERT INTO {source.table} "
+            f"SELECT DISTINCT {', '.join(source.columns)}, CAST(${ROUND} AS BIGINT) + 1 "
+            f"FROM ({_all(selects)}) f "
+            f"WHERE NOT EXISTS (SELECT 1 FROM {source.table} o WHERE {same})"
+        )
+        return Table(source.table, predicate, types, create, grow)
+
+    def _delta(self, rule: Rule, turn: int, inside: set[str]) -> str:
+        """The rule with its recursive atom number ``turn`` over the newest rows, those before it
+        over older rows and those after it over all: each pair of rows is joined exactly once."""
+        places = [i for i, a in enumerate(rule.atoms(negated=False)) if a.predicate in inside]
+        newest = f"CAST(${ROUND} AS BIGINT)"
+
+        def source_of(atom: Atom, number: int) -> Source:
+            source = self._source(atom, number)
+            if number not in places:
+                return source
+            place = places.index(number)
+            rest = f"= {newest}" if place == turn else f"{'<' if place < turn else '<='} {newest}"
+            condition = ((ROUND_COLUMN, rest),)
+            return Source(source.table, source.columns, source.key, condition)
+
+        return self._translator.select(rule, self._numbers[id(rule)], source_of, distinct=False)
+
+    def _select(self, rule: Rule, *, distinct: bool = True) -> str:
+        return self._translator.select(
+            rule, self._numbers[id(rule)], self._source, distinct=distinct
+        )
+
+    def _union(self, predicate: str, rules: list[Rule]) -> str:
+        """The set of rows that some of the rules give; plain facts share one VALUES."""
+        types = self._types.columns[predicate]
+        facts = [r for r in rules if not r.body and all(isinstance(t, Constant) for t in r.head)]
+        parts = [self._select(r, distinct=len(rules) == 1) for r in rules if r not in facts]
+        if facts:
+            rows = ", ".join(
+                "(" + ", ".join(literal(t.value) for t in r.head if isinstance(t, Constant)) + ")"
+                for r in facts
+            )
+            names = ", ".join(f"c{i}" for i in range(len(types)))
+            parts.append(f"SELECT DISTINCT * FROM (VALUES {rows}) v({names})")
+        if not parts:
+            nothing = ", ".join(f"CAST(NULL AS {t.value}) AS c{i}" for i, t in enumerate(types))
+            return f"SELECT {nothing} WHERE false"
+        return parts[0] if len(parts) == 1 else " UNION ".join(f"({p})" for p in parts)
+
+
+def _all(selects: list[str]) -> str:
+    return " UNION ALL ".join(f"({s})" for s in selects)
+
+
+def _one_cte(component: Component) -> bool:
+    return component.linear and len(component.predicates) == 1
+
+
+def _calls(rule: Rule, predicates: set[str]) -> bool:
+    return any(atom.predicate in predicates for atom in rule.atoms(negated=False))
+
+
+def _key(component: Component, predicate: str, arity: int) -> tuple[int, ...]:
+    """What identifies a derived row: all of it, or the groups of a sole aggregate rule."""
+    rules = [r for r in component.rules if r.predicate == predicate]
+    if len(rules) == 1 and rules[0].aggregates:
+        return tuple(i for i, t in enumerate(rules[0].head) if not isinstance(t, Aggregate))
+    return tuple(range(arity))
+
+
+def _answer_columns(program: Program, types: Types) -> tuple[Column, ...]:
+    rule = program.rules[-1]
+    names: list[str] = []
+    for i, term in enumerate(rule.head):
+        if isinstance(term, Variable):
+            name = term.name
+        elif isinstance(term, Aggregate):
+            inner = [a.name for a in term.arguments if isinstance(a, Variable)]
+            name = "_".join([term.kind.value, *inner])
+        else:
+            name = "holds" if program.answer == "?" else f"c{i}"
+        names.append(name if name not in names else f"{name}_{i}")
+    return tuple(
+        Column(name, type_)
+        for name, type_ in zip(names, types.columns[program.answer], strict=True)
+    )

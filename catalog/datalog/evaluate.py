@@ -1,0 +1,228 @@
+"""Runs a compiled query on a DuckDB connection and hands back a pyarrow Table.
+
+Each run uses a cursor of its own, inside one transaction that is rolled back at the end: it sees
+one state of the database however many statements it takes, and leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+
+from pagetrail.catalog.datalog.compiler import Query, Table, compile_query
+from pagetrail.catalog.datalog.errors import (
+    Diagnostic,
+    EvaluationError,
+    EvaluationLimitError,
+    nearest,
+)
+from pagetrail.catalog.datalog.model import Schema, Type, Value, type_of
+from pagetrail.catalog.datalog.sql import AS_OF, FAULT_PREFIX, ROUND, parameter_name
+from pagetrail.catalog.errors import BadInputError, InvariantError
+
+ARROW_TYPES = {Type.INT: pa.int64(), Type.TEXT: pa.string(), Type.BYTES: pa.binary()}
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Where an evaluation is stopped: wall-clock seconds, and rounds of semi-naive evaluation.
+
+    The database's own ``memory_limit`` bounds memory.
+    """
+
+    seconds: float = 60.0
+    rounds: int = 1_000_000
+
+
+def run(
+    connection: duckdb.DuckDBPyConnection,
+    query: Query,
+    values: Mapping[str, Value] | None = None,
+    *,
+    as_of: int | None = None,
+    ordered: bool = True,
+    limits: Limits | None = None,
+) -> pa.Table:
+    """Evaluate ``query``; ``values`` gives every parameter of it.
+
+    The rows are a set; ``ordered`` sorts them by all columns, left to right (bytes and text by
+    their bytes), else their order is unspecified. Raises BadInputError for wrong parameters,
+    EvaluationError for undefined arithmetic that matters, EvaluationLimitError at a limit.
+    """
+    arguments = _arguments(query, values or {}, as_of)
+    limits = limits or Limits()
+    cursor = connection.cursor()
+    timer = threading.Timer(limits.seconds, cursor.interrupt)
+    timer.daemon = True
+    timer.start()
+    try:
+        cursor.begin()
+        for group in query.tables:
+            _fill(cursor, group, arguments, limits.rounds)
+        sql = query.sql + (" ORDER BY ALL" if ordered else "")
+        table = cursor.sql(sql, params=_used(sql, arguments)).to_arrow_table()
+    except duckdb.InterruptException as error:
+        raise EvaluationLimitError(
+            f"the query was stopped after {limits.seconds} s; "
+            "bind more arguments, bound the recursion, or raise the limit"
+        ) from error
+    except duckdb.Error as error:
+        raise _translate(query, error) from error
+    finally:
+        timer.cancel()
+        cursor.close()
+    return _checked(query, table)
+
+
+def answer(
+    connection: duckdb.DuckDBPyConnection,
+    schema: Schema,
+    text: str,
+    values: Mapping[str, Value] | None = None,
+    *,
+    file: str = "<query>",
+    as_of: int | None = None,
+    limits: Limits | None = None,
+) -> pa.Table:
+    """Compile and run in one go; parameters take the types of their values."""
+    values = values or {}
+    types = {name: _type(name, value) for name, value in values.items()}
+    query = compile_query(text, schema, file=file, parameters=types, as_of=as_of is not None)
+    return run(connection, query, values, as_of=as_of, limits=limits)
+
+
+def verify_schema(connection: duckdb.DuckDBPyConnection, schema: Schema) -> None:
+    """Raise BadInputError unless each relation's table has its columns with exactly its types."""
+    for relation in schema.values():
+        try:
+            rows = connection.execute(f'DESCRIBE "{relation.table}"').fetchall()
+        except duckdb.Error as error:
+            raise BadInputError(
+                f"relation {relation.name}: table {relation.table} cannot be read ({error}); "
+                "create it before binding"
+            ) from error
+        found = {str(row[0]): str(row[1]) for row in rows}
+        wanted = {c.name: c.type.value for c in relation.columns}
+        if relation.temporal:
+            wanted |= {"from_seq": Type.INT.value, "to_seq": Type.INT.value}
+        for name, type_ in wanted.items():
+            if found.get(name) != type_:
+                raise BadInputError(
+                    f"relation {relation.name}: column {relation.table}.{name} is "
+                    f"{found.get(name, 'absent')}, expected {type_}; bind a view that casts it"
+                )
+
+
+def _fill(
+    cursor: duckdb.DuckDBPyConnection,
+    group: tuple[Table, ...],
+    arguments: Mapping[str, Value],
+    rounds_max: int,
+) -> None:
+    for table in group:
+        cursor.execute(table.create, _used(table.create, arguments))
+    growing = [table.grow for table in group if table.grow is not None]
+    round_ = 0
+    grew = bool(growing)
+    while grew:
+        if round_ >= rounds_max:
+            names = ", ".join(table.predicate for table in group)
+            raise EvaluationLimitError(
+                f"{names} still grew after {rounds_max} rounds; bound the recursion (it makes new "
+                "values without end), or raise the limit"
+            )
+        grew = False
+        for statement in growing:
+            here = {**arguments, ROUND: round_}
+            row = cursor.execute(statement, _used(statement, here)).fetchone()
+            grew |= row is not None and row[0] > 0
+        round_ += 1
+
+
+def _arguments(query: Query, values: Mapping[str, Value], as_of: int | None) -> dict[str, Value]:
+    """Values under the names that SQL uses, after checks of presence, type and range."""
+    for name in values:
+        if name not in query.parameters:
+            close = nearest(name, query.parameters)
+            hint = f"did you mean {close}?" if close else "remove it"
+            raise BadInputError(f"the query has no parameter ${name}; {hint}")
+    arguments: dict[str, Value] = {}
+    for number, (name, type_) in enumerate(query.parameters.items()):
+        if name not in values:
+            raise BadInputError(f"no value for parameter ${name} ({type_.name}); pass one")
+        value = values[name]
+        if _type(name, value) is not type_:
+            raise BadInputError(
+                f"parameter ${name} is {type_.name}, got {type(value).__name__}; convert it"
+            )
+        arguments[parameter_name(number)] = value
+    if query.as_of != (as_of is not None):
+        raise BadInputError(
+            "a query compiled with as_of=True needs a position, one without it takes none; "
+            "compile it the other way"
+        )
+    if as_of is not None:
+        if not 0 <= as_of < 2**63 - 1:
+            raise BadInputError(f"position {as_of} is not a seq; expected 0 to 2^63 - 2")
+        arguments[AS_OF] = as_of
+    return arguments
+
+
+def _type(name: str, value: object) -> Type:
+    type_ = type_of(value)
+    if type_ is None:
+        raise BadInputError(
+            f"parameter ${name}: {type(value).__name__} is not a type of the language; "
+            "pass int, str or bytes"
+        )
+    if isinstance(value, int) and not -(2**63) <= value < 2**63:
+        raise BadInputError(f"parameter ${name}: {value} does not fit 64 bits; scale it")
+    return type_
+
+
+_REFERENCE = re.compile(r"'(?:[^']|'')*'|\"(?:[^\"]|\"\")*\"|\$([a-z_0-9]+)")
+
+
+def referenced(sql: str) -> list[str]:
+    """Names of the parameters that generated SQL refers to."""
+    return [m[1] for m in _REFERENCE.finditer(sql) if m[1]]
+
+
+def _used(sql: str, arguments: Mapping[str, Value]) -> dict[str, Any]:
+    """The arguments that a statement refers to: DuckDB refuses any other."""
+    return {name: arguments[name] for name in referenced(sql)}
+
+
+def _translate(query: Query, error: duckdb.Error) -> EvaluationError:
+    """The rule behind a fault of the guard, or DuckDB's own message (memory, disk)."""
+    found = re.search(re.escape(FAULT_PREFIX) + r"(\d+)", str(error))
+    if found is None:
+        return EvaluationError(f"DuckDB could not answer: {error}")
+    rule = query.program.rules[int(found[1])]
+    diagnostic = Diagnostic(
+        query.program.file,
+        rule.at.line,
+        rule.at.column,
+        rule.text,
+        "an integer result outside 64 bits, or a division by zero",
+        "exclude such bindings by a comparison (X != 0, X < ...), or scale the unit",
+    )
+    return EvaluationError(str(diagnostic), diagnostic)
+
+
+def _checked(query: Query, table: pa.Table) -> pa.Table:
+    fields = [pa.field(f"c{i}", ARROW_TYPES[c.type]) for i, c in enumerate(query.columns)]
+    table = table.cast(pa.schema(fields))
+    for column in table.columns:
+        if column.null_count:
+            raise InvariantError(
+                "an answer holds NULL: a bound table has NULLs, which no relation may; fix the "
+                "view that is bound (COALESCE or filter)"
+            )
+    return table.rename_columns([c.name for c in query.columns])

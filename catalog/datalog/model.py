@@ -1,0 +1,274 @@
+"""The values the Datalog compiler works on: types, the schema of base relations, the syntax tree.
+
+Everything here is frozen. The schema is declared in Python, never in program text: it says which
+DuckDB table answers a predicate, and under which names, types and key.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+
+from pagetrail.catalog.errors import BadInputError
+
+ARITY_MAX = 64
+OPEN_SEQ = 2**63 - 1
+"""``to_seq`` of a row that still holds; there is no NULL in the catalog."""
+
+_PREDICATE = re.compile(r"[a-z][A-Za-z0-9_]*\Z")
+_IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
+
+
+class Type(Enum):
+    """The three types of the language; the value is DuckDB's name for it."""
+
+    INT = "BIGINT"
+    TEXT = "VARCHAR"
+    BYTES = "BLOB"
+
+
+Value = int | str | bytes
+
+
+def type_of(value: object) -> Type | None:
+    """The type of a Python value, or None when the language has no such value (bool, float...)."""
+    if isinstance(value, bool):
+        return None
+    for kind, type_ in ((int, Type.INT), (str, Type.TEXT), (bytes, Type.BYTES)):
+        if isinstance(value, kind):
+            return type_
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A named, typed column of a relation or of an answer."""
+
+    name: str
+    type: Type
+
+
+@dataclass(frozen=True, slots=True)
+class Relation:
+    """A base relation: predicate ``name`` is answered by ``table`` (or view) of the database.
+
+    ``columns`` are the predicate's arguments in order. ``key`` names columns that identify a row
+    (at one position of the log when ``temporal``): the compiler then leaves out work that only
+    removes duplicates, so a key that does not hold gives wrong answers. None: rows may repeat.
+    ``temporal``: the table has ``from_seq`` and ``to_seq`` (BIGINT, never NULL, ``OPEN_SEQ`` while
+    the row holds), and a row counts at position n iff ``from_seq <= n < to_seq``.
+    """
+
+    name: str
+    columns: tuple[Column, ...]
+    table: str
+    key: tuple[str, ...] | None = None
+    temporal: bool = False
+
+    def __post_init__(self) -> None:
+        if not _PREDICATE.match(self.name):
+            raise BadInputError(
+                f"relation {self.name!r}: a predicate's name is [a-z][A-Za-z0-9_]*; rename it"
+            )
+        for identifier in (self.table, *(c.name for c in self.columns)):
+            if not _IDENTIFIER.match(identifier):
+                raise BadInputError(
+                    f"relation {self.name}: {identifier!r} is not a plain SQL identifier "
+                    "([A-Za-z_][A-Za-z0-9_]*); bind a view with a plain name instead"
+                )
+        names = [c.name for c in self.columns]
+        if not 1 <= len(names) <= ARITY_MAX or len(set(names)) != len(names):
+            raise BadInputError(
+                f"relation {self.name}: expected 1 to {ARITY_MAX} different columns, got {names}"
+            )
+        if self.key is not None and not (self.key and set(self.key) <= set(names)):
+            raise BadInputError(
+                f"relation {self.name}: key {self.key} must name one or more of {names}"
+            )
+
+    @property
+    def arity(self) -> int:
+        """How many arguments the predicate takes."""
+        return len(self.columns)
+
+
+class Schema(Mapping[str, Relation]):
+    """The base relations by predicate name; a read-only mapping."""
+
+    __slots__ = ("_relations",)
+
+    def __init__(self, relations: Iterable[Relation]) -> None:
+        self._relations: dict[str, Relation] = {}
+        for relation in relations:
+            if relation.name in self._relations:
+                raise BadInputError(f"relation {relation.name} is declared twice; drop one")
+            self._relations[relation.name] = relation
+
+    def __getitem__(self, name: str) -> Relation:
+        return self._relations[name]
+
+    def __iter__(self):  # type: ignore[no-untyped-def]
+        return iter(self._relations)
+
+    def __len__(self) -> int:
+        return len(self._relations)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Line and column of a token, from 1."""
+
+    line: int
+    column: int
+
+
+class Arithmetic(Enum):
+    """Integer operators; all are checked, ``DIVIDE`` and ``MODULO`` floor."""
+
+    ADD = "+"
+    SUBTRACT = "-"
+    MULTIPLY = "*"
+    DIVIDE = "//"
+    MODULO = "mod"
+
+
+class Compare(Enum):
+    """Comparison operators; the value is both the source and the SQL spelling except for NE."""
+
+    EQ = "="
+    NE = "!="
+    LT = "<"
+    LE = "<="
+    GT = ">"
+    GE = ">="
+
+
+class AggregateKind(Enum):
+    """Head aggregates."""
+
+    COUNT = "count"
+    SUM = "sum"
+    MIN = "min"
+    MAX = "max"
+
+
+@dataclass(frozen=True, slots=True)
+class Variable:
+    """A named variable (``X``)."""
+
+    name: str
+    at: Place
+
+
+@dataclass(frozen=True, slots=True)
+class Anonymous:
+    """``_``: some value, of no interest; every occurrence is a different one."""
+
+    at: Place
+
+
+@dataclass(frozen=True, slots=True)
+class Constant:
+    """A literal value."""
+
+    value: Value
+    at: Place
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """``$name``: a value bound when the query runs."""
+
+    name: str
+    at: Place
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """An arithmetic expression."""
+
+    operator: Arithmetic
+    left: Term
+    right: Term
+    at: Place
+
+
+Term = Variable | Anonymous | Constant | Parameter | Operation
+
+
+@dataclass(frozen=True, slots=True)
+class Aggregate:
+    """``count(*)`` (no arguments), ``count(T, ...)``, ``sum(T)``, ``min(T)``, ``max(T)``."""
+
+    kind: AggregateKind
+    arguments: tuple[Term, ...]
+    at: Place
+
+
+@dataclass(frozen=True, slots=True)
+class Atom:
+    """``p(T, ...)`` or ``not p(T, ...)`` in a body."""
+
+    predicate: str
+    arguments: tuple[Term, ...]
+    negated: bool
+    at: Place
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """``T op T`` in a body."""
+
+    operator: Compare
+    left: Term
+    right: Term
+    at: Place
+
+
+Literal = Atom | Comparison
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """``head(T, ...) :- literal, ... .``; no body makes it a fact. ``text`` is its source."""
+
+    predicate: str
+    head: tuple[Term | Aggregate, ...]
+    body: tuple[Literal, ...]
+    at: Place
+    text: str
+
+    @property
+    def aggregates(self) -> bool:
+        """Whether the head holds an aggregate."""
+        return any(isinstance(term, Aggregate) for term in self.head)
+
+    def atoms(self, *, negated: bool) -> tuple[Atom, ...]:
+        """The body's atoms of one sign, in order."""
+        return tuple(b for b in self.body if isinstance(b, Atom) and b.negated is negated)
+
+
+GOAL = "?"
+"""The predicate of the goal's rule; no program can write it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A parsed text. ``answer`` is the predicate asked for: GOAL, or the last rule's head."""
+
+    file: str
+    rules: tuple[Rule, ...]
+    answer: str
+
+
+def variables(term: Term | Aggregate) -> tuple[Variable, ...]:
+    """The named variables of a term, left to right, repeated as written."""
+    if isinstance(term, Variable):
+        return (term,)
+    if isinstance(term, Operation):
+        return variables(term.left) + variables(term.right)
+    if isinstance(term, Aggregate):
+        return tuple(v for argument in term.arguments for v in variables(argument))
+    return ()

@@ -1,0 +1,331 @@
+"""One rule to one SELECT, set at a time.
+
+A positive atom is a table in FROM, a repeated variable an equality, a negated atom a NOT EXISTS, a
+head aggregate a GROUP BY over the set of bindings. Undefined arithmetic: a literal that is
+undefined lets its binding through the WHERE, and a guard above raises for the bindings that are
+left, that is for those that no other literal rejects. So the order of literals, and of DuckDB's
+evaluation, cannot be seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from pagetrail.catalog.datalog.errors import DatalogError, Diagnostic
+from pagetrail.catalog.datalog.model import (
+    Aggregate,
+    AggregateKind,
+    Anonymous,
+    Atom,
+    Compare,
+    Comparison,
+    Constant,
+    Operation,
+    Parameter,
+    Rule,
+    Term,
+    Type,
+    Variable,
+    variables,
+)
+from pagetrail.catalog.datalog.sql import (
+    EXPRESSION_SQL_MAX_CHARS,
+    Expression,
+    fault,
+    literal,
+    operation,
+    parameter,
+)
+
+_SQL_COMPARE = {Compare.NE: "<>"}
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where the rows of an atom come from.
+
+    ``key``: positions of arguments that identify a row, None when rows may repeat. ``conditions``:
+    pairs (column, rest of the condition) that every row must meet, such as validity at a position.
+    """
+
+    table: str
+    columns: tuple[str, ...]
+    key: tuple[int, ...] | None
+    conditions: tuple[tuple[str, str], ...] = ()
+
+
+SourceOf = Callable[[Atom, int], Source]
+"""The source of an atom; the number counts the positive atoms of the body, -1 if negated."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parameters:
+    """Numbers and types of the program's parameters."""
+
+    numbers: Mapping[str, int]
+    types: Mapping[str, Type]
+
+    def sql(self, name: str) -> str:
+        """The typed SQL reference of ``$name``."""
+        return parameter(self.numbers[name], self.types[name])
+
+
+@dataclass(slots=True)
+class _Body:
+    """The body of one rule while it is being translated."""
+
+    environment: dict[str, Expression] = field(default_factory=dict)
+    tables: list[str] = field(default_factory=list)
+    where: list[str] = field(default_factory=list)
+    partial: dict[str, None] = field(default_factory=dict)
+    keyed: list[tuple[Atom, tuple[int, ...] | None]] = field(default_factory=list)
+    assigned: list[tuple[str, Term]] = field(default_factory=list)
+
+
+class RuleTranslator:
+    """Translates rules of one program. Holds what does not change from rule to rule."""
+
+    def __init__(self, file: str, parameters: Parameters) -> None:
+        self._file = file
+        self._parameters = parameters
+
+    def select(self, rule: Rule, number: int, source_of: SourceOf, *, distinct: bool = True) -> str:
+        """The SELECT of a rule with columns c0, c1, ...; ``number`` names it in faults.
+
+        Rows do not repeat when ``distinct``; an aggregate's never do.
+        """
+        body = self._body(rule, source_of)
+        if rule.aggregates:
+            return self._aggregate(rule, number, body)
+        outputs = {
+            f"c{i}": self._term(term, body, rule)
+            for i, term in enumerate(rule.head)
+            if not isinstance(term, Aggregate)
+        }
+        named = {term.name for term in rule.head if isinstance(term, Variable)}
+        return self._project(outputs, body, number, distinct and not _unique(body, named))
+
+    def _body(self, rule: Rule, source_of: SourceOf) -> _Body:
+        body = _Body()
+        computed: list[tuple[str, Term]] = []
+        for i, atom in enumerate(rule.atoms(negated=False)):
+            source = source_of(atom, i)
+            alias = f"t{i}"
+            body.tables.append(f"{source.table} {alias}")
+            body.keyed.append((atom, source.key))
+            body.where.extend(f"{alias}.{column} {rest}" for column, rest in source.conditions)
+            for name, argument in zip(source.columns, atom.arguments, strict=True):
+                column = f"{alias}.{name}"
+                if isinstance(argument, Variable):
+                    known = body.environment.setdefault(argument.name, Expression(column))
+                    if known.sql != column:
+                        body.where.append(f"{column} = {known.sql}")
+                elif not isinstance(argument, Anonymous):
+                    computed.append((column, argument))
+        for comparison in self._assign(rule, body):
+            left = self._term(comparison.left, body, rule)
+            right = self._term(comparison.right, body, rule)
+            sql = _SQL_COMPARE.get(comparison.operator, comparison.operator.value)
+            body.where.append(_condition(f"{left.sql} {sql} {right.sql}", left, right))
+        for column, argument in computed:
+            value = self._term(argument, body, rule)
+            body.where.append(_condition(f"{column} = {value.sql}", value))
+        for atom in rule.atoms(negated=True):
+            source = source_of(atom, -1)
+            conditions = [f"n.{column} {rest}" for column, rest in source.conditions]
+            conditions += [
+                f"n.{name} = {self._term(argument, body, rule).safe}"
+                for name, argument in zip(source.columns, atom.arguments, strict=True)
+                if not isinstance(argument, Anonymous)
+            ]
+            where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
+            body.where.append(f"NOT EXISTS (SELECT 1 FROM {source.table} n{where})")
+        return body
+
+    def _assign(self, rule: Rule, body: _Body) -> list[Comparison]:
+        """Bind variables by equalities; returns the comparisons that are left to be tested."""
+        waiting = [b for b in rule.body if isinstance(b, Comparison)]
+        tests: list[Comparison] = []
+        grew = True
+        while waiting and grew:
+            grew = False
+            for comparison in tuple(waiting):
+                if all(
+                    v.name in body.environment
+                    for side in (comparison.left, comparison.right)
+                    for v in variables(side)
+                ):
+                    tests.append(comparison)
+                elif (pair := _assignable(comparison, body.environment)) is not None:
+                    target, source = pair
+                    body.environment[target] = self._term(source, body, rule)
+                    body.assigned.append((target, source))
+                else:
+                    continue
+                waiting.remove(comparison)
+                grew = True
+        return tests
+
+    def _term(self, term: Term, body: _Body, rule: Rule) -> Expression:
+        """A term over bound variables; what may fail is noted in ``body.partial``."""
+        expression = self._expression(term, body.environment, rule)
+        if expression.partial:
+            body.partial[expression.sql] = None
+        return expression
+
+    def _expression(
+        self, term: Term, environment: Mapping[str, Expression], rule: Rule
+    ) -> Expression:
+        if isinstance(term, Variable):
+            return environment[term.name]
+        if isinstance(term, Constant):
+            return Expression(literal(term.value))
+        if isinstance(term, Parameter):
+            return Expression(self._parameters.sql(term.name))
+        if isinstance(term, Operation):
+            left = self._expression(term.left, environment, rule)
+            right = self._expression(term.right, environment, rule)
+            if len(left.sql) + len(right.sql) > EXPRESSION_SQL_MAX_CHARS:
+                raise self._too_large(term, rule)
+            return operation(term.operator, left, right)
+        raise TypeError(f"{term!r} has no value: the checks never let it through")
+
+    def _too_large(self, term: Term, rule: Rule) -> DatalogError:
+        at = term.at
+        message = "an expression too large to translate"
+        fix = "derive a part of it (mostly an inner // or mod) in a helper rule"
+        return DatalogError([Diagnostic(self._file, at.line, at.column, rule.text, message, fix)])
+
+    def _project(
+        self, outputs: Mapping[str, Expression], body: _Body, number: int, distinct: bool
+    ) -> str:
+        """SELECT the outputs over the body, with the guard against undefined bindings."""
+        columns = ", ".join(f"{e.safe} AS {name}" for name, e in outputs.items())
+        tail = f" FROM {', '.join(body.tables)}" if body.tables else ""
+        tail += f" WHERE {' AND '.join(body.where)}" if body.where else ""
+        word = "SELECT DISTINCT" if distinct else "SELECT"
+        if not body.partial:
+            return f"{word} {columns}{tail}"
+        undefined = " OR ".join(f"TRY({sql}) IS NULL" for sql in body.partial)
+        guard = f"CASE WHEN {undefined} THEN CAST({fault(number)} AS BOOLEAN) ELSE true END"
+        names = ", ".join(outputs)
+        return f"{word} {names} FROM (SELECT {columns}, {guard} AS defined{tail}) WHERE defined"
+
+    def _aggregate(self, rule: Rule, number: int, body: _Body) -> str:
+        named = set(body.environment)
+        inner: dict[str, Expression] = {}
+        groups: list[str] = []
+        outer: list[str] = []
+        bindings_unique = _unique(body, named)
+        grouped = {term.name for term in rule.head if isinstance(term, Variable)}
+        whole_set = False
+        for i, term in enumerate(rule.head):
+            if not isinstance(term, Aggregate):
+                inner[f"g{i}"] = self._term(term, body, rule)
+                groups.append(f"g{i}")
+                outer.append(f"g{i} AS c{i}")
+                continue
+            columns = [f"a{i}_{k}" for k in range(len(term.arguments))]
+            for name, argument in zip(columns, term.arguments, strict=True):
+                inner[name] = self._term(argument, body, rule)
+            if term.kind is AggregateKind.COUNT and columns:
+                counted = {a.name for a in term.arguments if isinstance(a, Variable)}
+                if _unique(body, grouped | counted):
+                    outer.append(f"count(*) AS c{i}")
+                else:
+                    what = columns[0] if len(columns) == 1 else f"({', '.join(columns)})"
+                    outer.append(f"count(DISTINCT {what}) AS c{i}")
+            elif term.kind is AggregateKind.COUNT:
+                whole_set = True
+                outer.append(f"count(*) AS c{i}")
+            elif term.kind is AggregateKind.SUM:
+                whole_set = True
+                outer.append(f"sum({columns[0]}) AS c{i}")
+            else:
+                outer.append(f"{term.kind.value}({columns[0]}) AS c{i}")
+        distinct = whole_set and not bindings_unique
+        if distinct or not inner:
+            for k, name in enumerate(sorted(named)):
+                inner[f"v{k}"] = body.environment[name]
+        if not inner:
+            inner["v0"] = Expression("1")
+        grouping = f" GROUP BY {', '.join(groups)}" if groups else ""
+        select = (
+            f"SELECT {', '.join(outer)} FROM ({self._project(inner, body, number, distinct)})"
+            f"{grouping} HAVING count(*) > 0"
+        )
+        sums = {
+            i
+            for i, term in enumerate(rule.head)
+            if isinstance(term, Aggregate) and term.kind is AggregateKind.SUM
+        }
+        if not sums:
+            return select
+        return f"SELECT {self._narrow(len(rule.head), sums, number)} FROM ({select})"
+
+    @staticmethod
+    def _narrow(arity: int, sums: set[int], number: int) -> str:
+        """Columns with each 128-bit sum brought to 64 bits, or a fault."""
+        return ", ".join(
+            f"coalesce(TRY(CAST(c{i} AS BIGINT)), CAST({fault(number)} AS BIGINT)) AS c{i}"
+            if i in sums
+            else f"c{i}"
+            for i in range(arity)
+        )
+
+
+def _assignable(
+    comparison: Comparison, environment: Mapping[str, Expression]
+) -> tuple[str, Term] | None:
+    if comparison.operator is not Compare.EQ:
+        return None
+    for target, source in (
+        (comparison.left, comparison.right),
+        (comparison.right, comparison.left),
+    ):
+        if (
+            isinstance(target, Variable)
+            and target.name not in environment
+            and all(v.name in environment for v in variables(source))
+        ):
+            return target.name, source
+    return None
+
+
+def _condition(sql: str, *sides: Expression) -> str:
+    """A condition that holds, or is undefined and left to the guard."""
+    if any(side.partial for side in sides):
+        return f"coalesce(TRY({sql}), true)"
+    return sql
+
+
+def _unique(body: _Body, known: set[str]) -> bool:
+    """Whether values of the variables ``known`` determine the whole binding, row by row.
+
+    Follows two kinds of dependency: an equality gives its target, a key gives the whole row.
+    """
+    determined = set(known)
+    rows = [atom for atom, _ in body.keyed]
+    open_rows = list(range(len(rows)))
+    grew = True
+    while grew:
+        grew = False
+        for target, source in body.assigned:
+            if target not in determined and all(v.name in determined for v in variables(source)):
+                determined.add(target)
+                grew = True
+        for i in tuple(open_rows):
+            atom, key = body.keyed[i]
+            if key is None or not all(_given(atom.arguments[k], determined) for k in key):
+                continue
+            open_rows.remove(i)
+            determined.update(v.name for a in atom.arguments for v in variables(a))
+            grew = True
+    return not open_rows
+
+
+def _given(argument: Term, determined: set[str]) -> bool:
+    return not isinstance(argument, Anonymous) and all(
+        v.name in determined for v in variables(argument)
+    )
