@@ -20,6 +20,9 @@ from pagetrail.catalog.errors import PagetrailError
 _COMMANDS = {
     "config": "Show the configuration and where each value came from.",
     "docs": "Write the reference documents, or check that they match the code.",
+    "facts": "Look into the log of a run.",
+    "keys": "Make CURVE keys for the sockets between processes.",
+    "writer": "Run the one process that appends to the log.",
 }
 
 

@@ -8,7 +8,6 @@ This module reads no file and no environment.
 
 from __future__ import annotations
 
-import ipaddress
 from enum import StrEnum
 from typing import Annotated, Literal
 
@@ -16,10 +15,14 @@ import msgspec
 from msgspec import Meta
 
 from pagetrail.catalog.errors import BadInputError
+from pagetrail.controlplane.log.endpoints import is_local
+from pagetrail.controlplane.log.limits import MESSAGE_BYTES_MAX, LogLimits, check_limits
 
 ENDPOINT_PATTERN = r"^(tcp://[^ ]+:[0-9]{1,5}|ipc://[^ ]+)$"
 NAME_PATTERN = r"^[a-z0-9][a-z0-9._-]{0,63}$"
 EVALUATOR_PATTERN = r"^[a-z0-9-]+/[a-z0-9-]+@[0-9]+$"
+
+_LIMITS = LogLimits()  # where the log has a default, it is the configuration's too
 
 FilePath = Annotated[str, Meta(min_length=1)]
 Endpoint = Annotated[str, Meta(pattern=ENDPOINT_PATTERN)]
@@ -64,8 +67,16 @@ class WriterConfig(msgspec.Struct, frozen=True, kw_only=True):
     ] = WriterClock.WALL
     segment_bytes: Annotated[
         int,
-        Meta(ge=1 << 20, le=1 << 32, description="Size at which the active segment is sealed."),
-    ] = 64 << 20
+        Meta(ge=1 << 20, le=1 << 32, description="Size at which the active segment is closed."),
+    ] = _LIMITS.segment_bytes
+    queue_bytes: Annotated[
+        int,
+        Meta(
+            ge=MESSAGE_BYTES_MAX,
+            le=1 << 34,
+            description="Appends held beyond the commit under way; above it the answer is busy.",
+        ),
+    ] = _LIMITS.queue_bytes
 
 
 class ClientConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,16 +84,16 @@ class ClientConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     window_transactions: Annotated[
         int,
-        Meta(ge=1, le=65_536, description="Transactions sent and not yet acknowledged, at most."),
-    ] = 4_096
+        Meta(ge=1, le=1 << 20, description="Transactions sent and not yet acknowledged, at most."),
+    ] = _LIMITS.window_transactions
     spool_bytes: Annotated[
         int,
         Meta(
-            ge=1 << 20,
+            ge=4 * _LIMITS.spool_file_bytes,
             le=1 << 40,
             description="Facts kept on disk while the writer is away; beyond it requests get 503.",
         ),
-    ] = 1 << 30
+    ] = _LIMITS.spool_bytes
 
 
 class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -179,12 +190,26 @@ class SocketsConfig(msgspec.Struct, frozen=True, kw_only=True):
         FilePath | None,
         Meta(description="Public keys (`.key` files) of the clients the writer lets in."),
     ] = None
-    queue_messages: Annotated[
-        int, Meta(ge=1, le=1_000_000, description="Messages a socket may hold before it is busy.")
-    ] = 10_000
+    live_frames: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=1 << 20,
+            description="Frames queued for a live subscriber; beyond it the subscriber refetches.",
+        ),
+    ] = _LIMITS.live_frames
     message_bytes: Annotated[
-        int, Meta(ge=1 << 16, le=1 << 28, description="Largest message a socket accepts.")
-    ] = 64 << 20
+        int,
+        Meta(
+            ge=1 << 12,
+            le=MESSAGE_BYTES_MAX,
+            description="Size up to which one message to the writer is filled.",
+        ),
+    ] = _LIMITS.message_bytes
+    heartbeat_ms: Annotated[
+        int,
+        Meta(ge=10, le=60_000, description="The writer states its head at least this often."),
+    ] = _LIMITS.heartbeat_ns // 1_000_000
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True):
@@ -200,30 +225,29 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     sockets: SocketsConfig
 
 
-def is_loopback(host: str) -> bool:
-    """Whether an address reaches this machine only. A name other than localhost does not count."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False
-
-
-def endpoint_is_local(endpoint: str) -> bool:
-    """Whether a ZeroMQ endpoint can be reached from this machine only."""
-    if endpoint.startswith("ipc://"):
-        return True
-    return is_loopback(endpoint.removeprefix("tcp://").rpartition(":")[0])
+def log_limits(config: Config) -> LogLimits:
+    """The bounds of the log, its writer and its clients under this configuration."""
+    return check_limits(
+        LogLimits(
+            segment_bytes=config.writer.segment_bytes,
+            queue_bytes=config.writer.queue_bytes,
+            message_bytes=config.sockets.message_bytes,
+            window_transactions=config.client.window_transactions,
+            spool_bytes=config.client.spool_bytes,
+            live_frames=config.sockets.live_frames,
+            heartbeat_ns=config.sockets.heartbeat_ms * 1_000_000,
+        )
+    )
 
 
 def check_config(config: Config) -> None:
     """Checks what no single field can say. Raises BadInputError naming the settings involved."""
+    log_limits(config)
     for name, endpoint in (
         ("writer.bind", config.writer.bind),
         ("writer.publish", config.writer.publish),
     ):
-        if endpoint_is_local(endpoint):
+        if is_local(endpoint):
             continue
         for key, value in (
             ("sockets.secret_key_file", config.sockets.secret_key_file),
@@ -234,7 +258,7 @@ def check_config(config: Config) -> None:
                     f"{name} = {endpoint!r} listens beyond this machine and {key} is not set; "
                     "expected CURVE keys there; set it or bind to 127.0.0.1"
                 )
-    if not is_loopback(config.gateway.host) and config.gateway.api_keys_file is None:
+    if not is_local(f"tcp://{config.gateway.host}:0") and config.gateway.api_keys_file is None:
         raise BadInputError(
             f"gateway.host = {config.gateway.host!r} listens beyond this machine and "
             "gateway.api_keys_file is not set; expected API keys there; set it or use 127.0.0.1"

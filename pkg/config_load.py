@@ -9,7 +9,6 @@ here.
 
 from __future__ import annotations
 
-import difflib
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ import msgspec
 from pagetrail.catalog.errors import BadInputError
 from pagetrail.config import Config, check_config
 from pagetrail.config_fields import ENVIRONMENT_PREFIX, Field, all_fields, section_types
+from pagetrail.names import unknown_name
 
 CONFIG_FILE_VARIABLE = "PAGETRAIL_CONFIG"
 CONFIG_FILE_BYTES_MAX = 1 << 20
@@ -184,13 +184,5 @@ def _converted(field: Field, setting: _Setting) -> Any:
 
 
 def _unknown(what: str, name: str, known: Iterable[str], origin: Origin) -> BadInputError:
-    names = sorted(known)
-    nearest = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
-    hint = (
-        f"the nearest known {what} is {nearest[0]}"
-        if nearest
-        else f"known are {', '.join(names)}"
-        if what == "section"
-        else "`pagetrail config show` lists them all"
-    )
-    return BadInputError(f"unknown {what} {name} (from {origin}); {hint}; correct or remove it")
+    error = unknown_name(what, name, known, "`pagetrail config show` lists them all")
+    return BadInputError(f"{origin}: {error}; correct or remove it")

@@ -52,3 +52,13 @@ def configuration(
         if own is not None:
             flags[name] = (flag, own)
     return load_config(config, os.environ, flags)
+
+
+def log_option(command: Function) -> Function:
+    """Adds `--log DIR`, the directory of a run; passed on as `log`."""
+    return click.option(
+        "--log",
+        type=click.Path(path_type=Path),
+        required=True,
+        help="Directory of the run.",
+    )(command)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ast
+import inspect as inspect_source
+import textwrap
 from collections.abc import Iterable
 from enum import IntEnum
 from types import ModuleType
@@ -20,8 +23,12 @@ def summary(documented: type) -> str:
 
 
 def field_table(struct: type[msgspec.Struct]) -> str:
-    """The fields of a struct in the order of its array on the wire."""
+    """The fields of a struct in the order of its array on the wire.
+
+    A field's meaning is its `Meta` description, or the comment at the end of its line.
+    """
     rows = []
+    comments = _field_comments(struct)
     for place, info in enumerate(msgspec.structs.fields(struct)):
         described = inspect.type_info(info.type)
         rows.append(
@@ -29,7 +36,7 @@ def field_table(struct: type[msgspec.Struct]) -> str:
                 str(place),
                 code(info.name),
                 cell(type_in_words(described)),
-                cell(_description(described).replace("``", "`")),
+                cell(_description(described) or comments.get(info.name, "")).replace("``", "`"),
             )
         )
     return table(("place", "field", "type", "meaning"), rows)
@@ -102,6 +109,20 @@ def _description(described: inspect.Type) -> str:
     if isinstance(described, inspect.Metadata):
         return str((described.extra_json_schema or {}).get("description", ""))
     return ""
+
+
+def _field_comments(struct: type[msgspec.Struct]) -> dict[str, str]:
+    """Field name -> the comment that ends its line in the struct's source."""
+    source = textwrap.dedent(inspect_source.getsource(struct))
+    lines = source.splitlines()
+    comments = {}
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            end = node.end_col_offset or 0
+            _, mark, comment = lines[(node.end_lineno or 0) - 1][end:].partition("# ")
+            if mark:
+                comments[node.target.id] = comment.strip()
+    return comments
 
 
 def _structs_inside(described: Any) -> Iterable[type[msgspec.Struct]]:

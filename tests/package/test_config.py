@@ -10,9 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pagetrail.catalog.errors import BadInputError
-from pagetrail.config import endpoint_is_local
+from pagetrail.config import log_limits
 from pagetrail.config_fields import all_fields, section_types
 from pagetrail.config_load import LoadedConfig, Source, load_config
+from pagetrail.controlplane.log.endpoints import is_local
+from pagetrail.controlplane.log.limits import LogLimits
 
 
 def load(
@@ -39,8 +41,8 @@ def toml(directory: Path, text: str) -> Path:
 def test_without_any_source_every_value_is_a_default_and_listens_on_loopback() -> None:
     loaded = load()
     assert {origin.source for origin in loaded.origins.values()} == {Source.DEFAULT}
-    assert endpoint_is_local(loaded.config.writer.bind)
-    assert endpoint_is_local(loaded.config.writer.publish)
+    assert is_local(loaded.config.writer.bind)
+    assert is_local(loaded.config.writer.publish)
     assert loaded.config.gateway.host == "127.0.0.1"
 
 
@@ -85,7 +87,7 @@ def test_the_environment_can_name_the_file_and_an_argument_wins_over_it(tmp_path
 
 def test_an_unknown_setting_is_refused_with_the_nearest_name(tmp_path: Path) -> None:
     message = refusal(file=toml(tmp_path, "[worker]\npage_token = 16\n"))
-    assert "worker.page_token " in message
+    assert "unknown setting worker.page_token;" in message
     assert "nearest known setting is worker.page_tokens" in message
     assert "pagetrail.toml" in message
 
@@ -194,7 +196,7 @@ def test_a_gateway_beyond_loopback_needs_api_keys(host: str) -> None:
     ],
 )
 def test_only_addresses_of_this_machine_count_as_local(endpoint: str, local: bool) -> None:
-    assert endpoint_is_local(endpoint) is local
+    assert is_local(endpoint) is local
 
 
 def test_a_pool_that_cannot_hold_one_longest_sequence_is_refused() -> None:
@@ -230,3 +232,10 @@ def test_a_setting_means_the_same_in_the_file_the_environment_and_a_flag(
     in_environment = outcome(environment={field.variable: text})
     assert outcome(flags={field.name: text}) == in_environment
     assert in_environment == value or field.name in str(in_environment)
+
+
+def test_limits_of_the_log_are_the_log_s_own_unless_they_are_set() -> None:
+    assert log_limits(load().config) == LogLimits()
+    flags = {"writer.segment_bytes": "2097152", "sockets.heartbeat_ms": "1000"}
+    limits = log_limits(load(flags=flags).config)
+    assert (limits.segment_bytes, limits.heartbeat_ns) == (2_097_152, 1_000_000_000)

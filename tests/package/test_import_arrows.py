@@ -23,7 +23,11 @@ MAY_READ = {
 HEAVY = {"zmq", "duckdb", "torch", "pyarrow", "pyDatalog", "cupy"}
 DEVICE_AND_SOCKETS = {"zmq", "duckdb", "torch", "cupy"}
 # The modules of controlplane that own a socket or its process; all others are pure or plain files.
-SOCKET_MODULES: set[str] = set()
+SOCKET_MODULES = {
+    "pagetrail.controlplane.log.curve",
+    "pagetrail.controlplane.log.writer",
+    "pagetrail.controlplane.log.writer_loop",
+}
 
 
 def outside_arrows(module: str, file: Path, known: dict[str, Path]) -> list[str]:

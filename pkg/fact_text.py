@@ -1,0 +1,63 @@
+"""Facts as people and other programs read them: one line, or one plain object.
+
+Field names come from the kind's struct; byte strings become hexadecimal. Nothing is shortened and
+nothing is guessed: a kind or version that this build does not know raises, as everywhere.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from pagetrail.catalog.envelope import Fact, Op
+from pagetrail.catalog.facts import KINDS, decode_body
+
+
+def fact_object(fact: Fact) -> dict[str, Any]:
+    """The fact as plain JSON values, envelope first, its own fields under `body`.
+
+    Raises UnknownKindError or CorruptionError as `catalog.facts.decode_body` does.
+    """
+    body = decode_body(fact.kind, fact.schema_v, fact.body)
+    return {
+        "seq": fact.seq,
+        "tx": fact.tx,
+        "t_us": fact.t_us,
+        "writer_epoch": fact.writer_epoch,
+        "client": fact.client,
+        "client_epoch": fact.client_epoch,
+        "client_seq": fact.client_seq,
+        "index": fact.index,
+        "causes": [[cause.client, cause.client_epoch, cause.client_seq] for cause in fact.causes],
+        "op": Op(fact.op).name.lower(),
+        "kind": KINDS[fact.kind].name,
+        "schema_v": fact.schema_v,
+        "body": {name: plain(getattr(body, name)) for name in body.__struct_fields__},
+    }
+
+
+def fact_line(fact: Fact) -> str:
+    """The fact on one line: position, clock, client's name for it, kind, then its fields."""
+    shown = fact_object(fact)
+    mark = "-" if fact.op == Op.RETRACT else "+"
+    fields = " ".join(
+        f"{name}={msgspec.json.encode(value).decode()}" for name, value in shown["body"].items()
+    )
+    who = f"{fact.client}/{fact.client_epoch}/{fact.client_seq}"
+    return f"{fact.seq} {fact.t_us} {who} {mark}{shown['kind']} {fields}".rstrip()
+
+
+def plain(value: Any) -> Any:
+    """A body's value as JSON can hold it. Raises TypeError for what no body may contain."""
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, msgspec.Raw):  # a struct that only its evaluator knows: its bare array
+        return plain(msgspec.msgpack.decode(value))
+    if isinstance(value, bytes | bytearray | memoryview):
+        return bytes(value).hex()
+    if isinstance(value, tuple | list):
+        return [plain(item) for item in value]
+    if isinstance(value, msgspec.Struct):
+        return {name: plain(getattr(value, name)) for name in value.__struct_fields__}
+    raise TypeError(f"a fact's body holds {value!r}, which is no value of the wire format")
