@@ -129,15 +129,15 @@ class _Compiler:
         known = self._sources.get(atom.predicate)
         if known is None:
             names = [c.name for c in relation.columns]
-            key = None if relation.key is None else tuple(names.index(k) for k in relation.key)
+            keys = tuple(tuple(names.index(k) for k in key) for key in relation.keys)
             conditions: tuple[tuple[str, str], ...] = ()
             if relation.temporal and self._as_of:
                 position = f"CAST(${AS_OF} AS BIGINT)"
-                conditions = (("from_seq", f"<= {position}"), ("to_seq", f"> {position}"))
+                conditions = (("from_seq", f"< {position}"), ("to_seq", f">= {position}"))
             elif relation.temporal:
                 conditions = (("to_seq", f"= {literal(OPEN_SEQ)}"),)
             columns = tuple(identifier(name) for name in names)
-            known = Source(identifier(relation.table), columns, key, conditions)
+            known = Source(identifier(relation.table), columns, keys, conditions)
             self._sources[atom.predicate] = known
         return known
 
@@ -148,7 +148,7 @@ class _Compiler:
             self._sources[predicate] = Source(
                 identifier(f"{number}:{predicate}"),
                 tuple(f"c{i}" for i in range(arity)),
-                _key(component, predicate, arity),
+                (_key(component, predicate, arity),),
             )
 
     def _cte(self, component: Component, number: int) -> str:
@@ -219,7 +219,7 @@ class _Compiler:
             place = places.index(number)
             rest = f"= {newest}" if place == turn else f"{'<' if place < turn else '<='} {newest}"
             condition = ((ROUND_COLUMN, rest),)
-            return Source(source.table, source.columns, source.key, condition)
+            return Source(source.table, source.columns, source.keys, condition)
 
         return self._translator.select(rule, self._numbers[id(rule)], source_of, distinct=False)
 

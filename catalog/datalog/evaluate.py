@@ -22,7 +22,7 @@ from pagetrail.catalog.datalog.errors import (
     EvaluationLimitError,
     nearest,
 )
-from pagetrail.catalog.datalog.model import Schema, Type, Value, type_of
+from pagetrail.catalog.datalog.model import OPEN_SEQ, Schema, Type, Value, type_of
 from pagetrail.catalog.datalog.sql import AS_OF, FAULT_PREFIX, ROUND, parameter_name
 from pagetrail.catalog.errors import BadInputError, InvariantError
 
@@ -51,7 +51,8 @@ def run(
 ) -> pa.Table:
     """Evaluate ``query``; ``values`` gives every parameter of it.
 
-    The rows are a set; ``ordered`` sorts them by all columns, left to right (bytes and text by
+    ``as_of`` is a position of the log: the facts with a smaller ``seq`` are seen. The rows are a
+    set; ``ordered`` sorts them by all columns, left to right (bytes and text by
     their bytes), else their order is unspecified. Raises BadInputError for wrong parameters,
     EvaluationError for undefined arithmetic that matters, EvaluationLimitError at a limit.
     """
@@ -168,8 +169,8 @@ def _arguments(query: Query, values: Mapping[str, Value], as_of: int | None) -> 
             "compile it the other way"
         )
     if as_of is not None:
-        if not 0 <= as_of < 2**63 - 1:
-            raise BadInputError(f"position {as_of} is not a seq; expected 0 to 2^63 - 2")
+        if not 0 <= as_of <= OPEN_SEQ:
+            raise BadInputError(f"as_of {as_of} is no position of a log; expected 0 to 2^63 - 1")
         arguments[AS_OF] = as_of
     return arguments
 

@@ -54,17 +54,18 @@ class Column:
 class Relation:
     """A base relation: predicate ``name`` is answered by ``table`` (or view) of the database.
 
-    ``columns`` are the predicate's arguments in order. ``key`` names columns that identify a row
-    (at one position of the log when ``temporal``): the compiler then leaves out work that only
-    removes duplicates, so a key that does not hold gives wrong answers. None: rows may repeat.
-    ``temporal``: the table has ``from_seq`` and ``to_seq`` (BIGINT, never NULL, ``OPEN_SEQ`` while
-    the row holds), and a row counts at position n iff ``from_seq <= n < to_seq``.
+    ``columns`` are the predicate's arguments in order. Each of ``keys`` names columns that
+    identify a row (at one position of the log when ``temporal``): the compiler then leaves out
+    work that only removes duplicates, so a key that does not hold gives wrong answers. Without
+    keys, rows may repeat. ``temporal``: the table has ``from_seq`` and ``to_seq`` (BIGINT, never
+    NULL, ``OPEN_SEQ`` while the row holds), and a row counts at position n, that is after the
+    facts with ``seq < n``, iff ``from_seq < n <= to_seq``.
     """
 
     name: str
     columns: tuple[Column, ...]
     table: str
-    key: tuple[str, ...] | None = None
+    keys: tuple[tuple[str, ...], ...] = ()
     temporal: bool = False
 
     def __post_init__(self) -> None:
@@ -83,10 +84,11 @@ class Relation:
             raise BadInputError(
                 f"relation {self.name}: expected 1 to {ARITY_MAX} different columns, got {names}"
             )
-        if self.key is not None and not (self.key and set(self.key) <= set(names)):
-            raise BadInputError(
-                f"relation {self.name}: key {self.key} must name one or more of {names}"
-            )
+        for key in self.keys:
+            if not key or not set(key) <= set(names):
+                raise BadInputError(
+                    f"relation {self.name}: key {key} must name one or more of {names}"
+                )
 
     @property
     def arity(self) -> int:

@@ -45,13 +45,14 @@ _SQL_COMPARE = {Compare.NE: "<>"}
 class Source:
     """Where the rows of an atom come from.
 
-    ``key``: positions of arguments that identify a row, None when rows may repeat. ``conditions``:
-    pairs (column, rest of the condition) that every row must meet, such as validity at a position.
+    ``keys``: sets of argument positions, each of which identifies a row; none when rows may repeat.
+    ``conditions``: pairs (column, rest of the condition) that every row must meet, such as
+    validity at a position.
     """
 
     table: str
     columns: tuple[str, ...]
-    key: tuple[int, ...] | None
+    keys: tuple[tuple[int, ...], ...]
     conditions: tuple[tuple[str, str], ...] = ()
 
 
@@ -79,7 +80,7 @@ class _Body:
     tables: list[str] = field(default_factory=list)
     where: list[str] = field(default_factory=list)
     partial: dict[str, None] = field(default_factory=dict)
-    keyed: list[tuple[Atom, tuple[int, ...] | None]] = field(default_factory=list)
+    keyed: list[tuple[Atom, tuple[tuple[int, ...], ...]]] = field(default_factory=list)
     assigned: list[tuple[str, Term]] = field(default_factory=list)
 
 
@@ -113,7 +114,7 @@ class RuleTranslator:
             source = source_of(atom, i)
             alias = f"t{i}"
             body.tables.append(f"{source.table} {alias}")
-            body.keyed.append((atom, source.key))
+            body.keyed.append((atom, source.keys))
             body.where.extend(f"{alias}.{column} {rest}" for column, rest in source.conditions)
             for name, argument in zip(source.columns, atom.arguments, strict=True):
                 column = f"{alias}.{name}"
@@ -306,8 +307,7 @@ def _unique(body: _Body, known: set[str]) -> bool:
     Follows two kinds of dependency: an equality gives its target, a key gives the whole row.
     """
     determined = set(known)
-    rows = [atom for atom, _ in body.keyed]
-    open_rows = list(range(len(rows)))
+    open_rows = list(range(len(body.keyed)))
     grew = True
     while grew:
         grew = False
@@ -316,8 +316,8 @@ def _unique(body: _Body, known: set[str]) -> bool:
                 determined.add(target)
                 grew = True
         for i in tuple(open_rows):
-            atom, key = body.keyed[i]
-            if key is None or not all(_given(atom.arguments[k], determined) for k in key):
+            atom, keys = body.keyed[i]
+            if not any(all(_given(atom.arguments[k], determined) for k in key) for key in keys):
                 continue
             open_rows.remove(i)
             determined.update(v.name for a in atom.arguments for v in variables(a))

@@ -1,0 +1,273 @@
+"""A worker's DuckDB database: a projection of the log, contiguous, checked, always rebuildable.
+
+Owns one database file (or memory). ``apply`` writes the rows of whole frames together with the
+position and the chain value behind them, in one transaction. The file is never the truth: when it
+does not open, has another form, disagrees with the log's chain, or has lost rows, it is deleted
+and filled again from the log. One process may hold it; queries of other threads run beside
+``apply`` and see one position each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Protocol
+
+import duckdb
+import pyarrow as pa
+
+from .datalog.compiler import Query, compile_query
+from .datalog.evaluate import Limits, answer, run
+from .datalog.model import OPEN_SEQ, Type, Value
+from .datalog.sql import identifier
+from .envelope import Fact
+from .errors import BadInputError
+from .replica_batch import Batch, batch_of
+from .replica_ledger import check_ledger, enter_rows, open_ledger
+from .replica_schema import SCHEMA, KindTables, ddl, event_columns, form_digest
+
+APPLY_FACTS_MAX = 1_000_000
+CHAIN_START = bytes(32)
+
+
+class ChainSource(Protocol):
+    """The log, as far as a replica needs it to check itself."""
+
+    def chain_at(self, position: int) -> bytes | None:
+        """The chain value after the first ``position`` facts (32 zero bytes at 0), or None when
+        no frame ends there or the log does not reach that far."""
+
+
+class Replica:
+    """An open replica. ``position`` facts have been applied, and ``chain`` is the log's chain
+    value there. ``rebuilt`` says why the file was started anew when opened, or is None."""
+
+    def __init__(
+        self,
+        connection: duckdb.DuckDBPyConnection,
+        position: int,
+        chain: bytes,
+        rebuilt: str | None,
+    ) -> None:
+        self._connection = connection
+        self.position = position
+        self.chain = chain
+        self.rebuilt = rebuilt
+
+    def __enter__(self) -> Replica:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the database; applied facts are durable."""
+        self._connection.close()
+
+    @property
+    def connection(self) -> duckdb.DuckDBPyConnection:
+        """The database, for reading. Whoever reads in another thread takes a ``cursor()`` of it."""
+        return self._connection
+
+    def apply(self, facts: Sequence[Fact], chain: bytes) -> None:
+        """Add the facts of one or more whole frames; ``chain`` is the chain value behind them.
+
+        All or nothing. Raises BadInputError when they do not continue at ``position``,
+        UnknownKindError or CorruptionError when one cannot be read; the replica is then as before.
+        """
+        if not facts:
+            return
+        if len(facts) > APPLY_FACTS_MAX:
+            raise BadInputError(
+                f"{len(facts)} facts in one apply, at most {APPLY_FACTS_MAX}; apply fewer frames"
+            )
+        if len(chain) != len(CHAIN_START):
+            raise BadInputError(f"a chain value has 32 bytes, not {len(chain)}")
+        batch = batch_of(facts, self.position)
+        connection = self._connection
+        connection.begin()
+        try:
+            enter_rows(connection, batch.first_seq, _insert(connection, batch))
+            connection.execute(
+                "UPDATE position SET seq = ?, chain = ?", [batch.next_seq, bytes(chain)]
+            )
+            connection.commit()
+        except BaseException:
+            connection.rollback()
+            raise
+        self.position, self.chain = batch.next_seq, bytes(chain)
+
+    def compile(
+        self,
+        text: str,
+        *,
+        file: str = "<query>",
+        parameters: Mapping[str, Type] | None = None,
+        as_of: bool = False,
+    ) -> Query:
+        """Compile Datalog over the replica's predicates (``replica_schema`` lists them)."""
+        return compile_query(text, SCHEMA, file=file, parameters=parameters, as_of=as_of)
+
+    def run(
+        self,
+        query: Query,
+        values: Mapping[str, Value] | None = None,
+        *,
+        as_of: int | None = None,
+        ordered: bool = True,
+        limits: Limits | None = None,
+    ) -> pa.Table:
+        """Run a compiled query; see ``datalog.run``. ``as_of`` is at most ``position``."""
+        self._check_position(as_of)
+        return run(self._connection, query, values, as_of=as_of, ordered=ordered, limits=limits)
+
+    def query(
+        self,
+        text: str,
+        values: Mapping[str, Value] | None = None,
+        *,
+        file: str = "<query>",
+        as_of: int | None = None,
+        limits: Limits | None = None,
+    ) -> pa.Table:
+        """Compile and run Datalog text; see ``datalog.answer``."""
+        self._check_position(as_of)
+        return answer(self._connection, SCHEMA, text, values, file=file, as_of=as_of, limits=limits)
+
+    def _check_position(self, as_of: int | None) -> None:
+        if as_of is not None and not 0 <= as_of <= self.position:
+            raise BadInputError(
+                f"as_of {as_of} is not a position of this replica; expected 0 to {self.position}"
+            )
+
+
+def open_replica(path: str | Path | None, log: ChainSource) -> Replica:
+    """Open the replica at ``path`` (None: in memory), or start it anew.
+
+    A file that does not open, has another form, holds other rows than its ledger says, or stands
+    at a position whose chain value the log does not confirm is deleted, and ``rebuilt`` of the
+    result says why. The caller then applies the log from ``position`` on.
+    """
+    if path is None:
+        return Replica(_create(":memory:"), 0, CHAIN_START, None)
+    file = Path(path)
+    if not file.exists():
+        _remove(file)
+        return Replica(_create(str(file)), 0, CHAIN_START, None)
+    reason, connection = "", None
+    try:
+        connection = duckdb.connect(str(file))
+        reason, position, chain = _inspect(connection, log)
+        if not reason:
+            return Replica(connection, position, chain, None)
+    except (
+        duckdb.IOException,
+        duckdb.SerializationException,
+        duckdb.InternalException,
+        duckdb.FatalException,
+        duckdb.CatalogException,
+        duckdb.BinderException,
+    ) as error:
+        if isinstance(error, duckdb.IOException) and "lock" in str(error).lower():
+            raise BadInputError(
+                f"{file} is held by another process; give this one a replica file of its own"
+            ) from error
+        reason = f"the file cannot be read ({error})"
+    if connection is not None:
+        connection.close()
+    _remove(file)
+    return Replica(_create(str(file)), 0, CHAIN_START, reason)
+
+
+def _create(database: str) -> duckdb.DuckDBPyConnection:
+    connection = duckdb.connect(database)
+    connection.begin()
+    for statement in ddl():
+        connection.execute(statement)
+    open_ledger(connection)
+    connection.execute(
+        "INSERT INTO position VALUES (0, ?, ?, ?)", [CHAIN_START, form_digest(), duckdb.__version__]
+    )
+    connection.commit()
+    return connection
+
+
+def _inspect(connection: duckdb.DuckDBPyConnection, log: ChainSource) -> tuple[str, int, bytes]:
+    """(why the file cannot be continued, or empty; position; chain)."""
+    rows = connection.execute("SELECT seq, chain, form, engine FROM position").fetchall()
+    if len(rows) != 1:
+        return f"its position has {len(rows)} rows instead of 1", 0, CHAIN_START
+    position, chain, form, engine = rows[0]
+    if form != form_digest():
+        return "its tables have the form of another version of pagetrail", 0, CHAIN_START
+    if engine != duckdb.__version__:
+        return f"it was written by DuckDB {engine}, this is {duckdb.__version__}", 0, CHAIN_START
+    if log.chain_at(position) != chain:
+        return f"the log has another history at position {position}", 0, CHAIN_START
+    return check_ledger(connection), position, chain
+
+
+def _remove(file: Path) -> None:
+    for name in (file, file.with_name(file.name + ".wal")):
+        name.unlink(missing_ok=True)
+
+
+def _insert(connection: duckdb.DuckDBPyConnection, batch: Batch) -> set[str]:
+    """Insert a batch's rows; returns the names of the tables that changed."""
+    touched = {"facts"}
+    _load(connection, batch.facts, "INSERT INTO facts SELECT * FROM incoming")
+    if batch.causes.num_rows:
+        touched.add("causes")
+        _load(connection, batch.causes, "INSERT INTO causes SELECT * FROM incoming")
+    for tables, rows in batch.kinds:
+        touched.add(tables.events)
+        if tables.state is None:
+            _load(connection, rows, f"INSERT INTO {tables.events} SELECT * FROM incoming")
+        else:
+            touched.add(tables.state)
+            _load(connection, rows, *_catalog_statements(tables))
+    return touched
+
+
+def _load(connection: duckdb.DuckDBPyConnection, rows: pa.Table, *statements: str) -> None:
+    connection.register("incoming", rows)
+    try:
+        for statement in statements:
+            connection.execute(statement)
+    finally:
+        connection.unregister("incoming")
+
+
+def _catalog_statements(tables: KindTables) -> tuple[str, ...]:
+    """Name the entities, keep what was said, end what held, and begin what holds now.
+
+    An entity's ``e`` is the seq of the fact that first named it, asserted or not.
+    """
+    key = [identifier(name) for name in tables.kind.entity]
+    same = " AND ".join(f"k.{c} = b.{c}" for c in key)
+    keys = ", ".join(f"b.{c}" for c in key)
+    own = ", ".join(f"b.{identifier(c.name)}" for c in tables.columns)
+    events = ", ".join(identifier(c.name) for c in event_columns(tables))
+    columns = ", ".join(identifier(c.name) for c in tables.columns)
+    return (
+        f"CREATE OR REPLACE TEMP TABLE named AS SELECT {keys}, "
+        f"coalesce(min(k.e), min(b.seq)) AS e FROM incoming b LEFT JOIN {tables.events} k "
+        f"ON {same} GROUP BY {keys}",
+        f"CREATE OR REPLACE TEMP TABLE arrived AS SELECT k.e, b.seq, b.op, {own} "
+        f"FROM incoming b JOIN named k ON {same} ORDER BY b.seq",
+        f"INSERT INTO {tables.events} SELECT {events} FROM arrived",
+        "CREATE OR REPLACE TEMP TABLE ended AS "
+        f"SELECT s.from_seq, min(a.seq) AS to_seq FROM {tables.state} s JOIN arrived a "
+        f"ON s.e = a.e WHERE s.to_seq = {OPEN_SEQ} GROUP BY s.from_seq",
+        f"UPDATE {tables.state} SET to_seq = ended.to_seq FROM ended "
+        f"WHERE {tables.state}.from_seq = ended.from_seq",
+        f"INSERT INTO {tables.state} SELECT e, {columns}, seq, to_seq FROM (SELECT *, "
+        f"coalesce(lead(seq) OVER (PARTITION BY e ORDER BY seq), {OPEN_SEQ}) AS to_seq "
+        "FROM arrived) WHERE op = 1 ORDER BY seq",
+    )

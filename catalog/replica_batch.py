@@ -1,0 +1,122 @@
+"""Facts to Arrow: the columns that one apply inserts, grouped by table. Pure.
+
+Everything is decoded before anything is written, so a fact of an unknown kind or form refuses the
+whole batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+
+from .datalog.model import Column, Type
+from .envelope import Fact
+from .errors import BadInputError, CorruptionError
+from .facts import Role, decode_body
+from .kinds.decision import Decision
+from .replica_schema import CAUSE, ENVELOPE, KIND_TABLES, KindTables, Storage
+
+_ARROW = {Type.INT: pa.int64(), Type.TEXT: pa.string(), Type.BYTES: pa.binary()}
+_ENCODE = msgspec.msgpack.Encoder().encode
+_SEQ, _OP, _KIND = Column("seq", Type.INT), Column("op", Type.INT), Column("kind", Type.TEXT)
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Rows of consecutive facts. ``kinds`` pairs a kind's tables with its rows: for a catalog
+    kind (seq, op, fields...), for a decision (seq, kind, fields...), else (seq, fields...)."""
+
+    first_seq: int
+    next_seq: int
+    facts: pa.Table
+    causes: pa.Table
+    kinds: tuple[tuple[KindTables, pa.Table], ...]
+
+
+def batch_of(facts: Sequence[Fact], expected_seq: int) -> Batch:
+    """Decode ``facts``, which must continue at ``expected_seq`` without a gap and end with a whole
+    transaction as their frame does.
+
+    Raises BadInputError on a gap, UnknownKindError and CorruptionError as ``decode_body`` does.
+    """
+    by_kind: dict[int, list[Fact]] = {}
+    for offset, fact in enumerate(facts):
+        if fact.seq != expected_seq + offset:
+            raise BadInputError(
+                f"fact {fact.seq} does not continue at {expected_seq + offset}; fetch the range "
+                "between from the log and apply it first"
+            )
+        by_kind.setdefault(fact.kind, []).append(fact)
+    names = {id_: KIND_TABLES[id_].kind.name for id_ in by_kind if id_ in KIND_TABLES}
+    kinds = tuple((KIND_TABLES[id_], _rows(id_, group)) for id_, group in by_kind.items())
+    envelopes = _table(
+        ENVELOPE,
+        [
+            (
+                f.seq,
+                f.tx,
+                f.t_us,
+                f.writer_epoch,
+                f.client,
+                f.client_epoch,
+                f.client_seq,
+                f.index,
+                f.op,
+                names[f.kind],
+                f.schema_v,
+            )
+            for f in facts
+        ],
+    )
+    causes = _table(
+        CAUSE,
+        [
+            (f.tx, cause.client, cause.client_epoch, cause.client_seq)
+            for f in facts
+            if f.index == 0
+            for cause in f.causes
+        ],
+    )
+    return Batch(expected_seq, expected_seq + len(facts), envelopes, causes, kinds)
+
+
+def _rows(kind_id: int, facts: list[Fact]) -> pa.Table:
+    bodies = [decode_body(kind_id, f.schema_v, f.body) for f in facts]
+    tables = KIND_TABLES[kind_id]
+    lead: list[tuple[Column, list[Any]]] = [(_SEQ, [f.seq for f in facts])]
+    if tables.kind.role is Role.CATALOG:
+        lead.append((_OP, [f.op for f in facts]))
+    elif tables.kind.struct is Decision:
+        lead.append((_KIND, [tables.kind.name] * len(facts)))
+    columns = list(lead)
+    for field in tables.fields:
+        values = [getattr(body, field.column.name) for body in bodies]
+        if field.storage is Storage.ENCODED:
+            values = [_ENCODE(value) for value in values]
+        elif field.storage is Storage.ZERO_ONE:
+            values = [int(value) for value in values]
+        columns.append((field.column, values))
+    return pa.table(
+        [_array(column, values) for column, values in columns], [c.name for c, _ in columns]
+    )
+
+
+def _table(columns: tuple[Column, ...], rows: list[tuple[Any, ...]]) -> pa.Table:
+    values = list(zip(*rows, strict=True)) if rows else [()] * len(columns)
+    return pa.table(
+        [_array(c, v) for c, v in zip(columns, values, strict=True)], [c.name for c in columns]
+    )
+
+
+def _array(column: Column, values: Sequence[Any]) -> pa.Array:
+    try:
+        return pa.array(values, _ARROW[column.type])
+    except (OverflowError, pa.ArrowInvalid) as error:
+        raise CorruptionError(
+            f"a value of field {column.name} does not fit its column ({error}); integers of "
+            "facts have at most 64 bits"
+        ) from error

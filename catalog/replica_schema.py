@@ -1,0 +1,218 @@
+"""The tables of a replica and the predicates over them, derived from the table of kinds.
+
+Each kind has an event table with one row for each of its facts; all kinds of decision share one.
+A catalog kind also has a state table whose rows say from which fact to which fact they held.
+Names: event table ``events_<kind>``, state table ``state_<kind>``, predicate views below.
+
+Predicates: a catalog kind ``k`` gives ``k(e, fields...)``, what holds, and ``k_event(seq, op,
+fields...)``, what was said. Any other kind gives ``k(seq, fields...)``. ``decision(seq, kind,
+fields...)`` is over all kinds of decision, ``fact(...)`` over the envelopes of all facts and
+``cause(tx, client, client_epoch, client_seq)`` over the causes of transactions. Integers, text
+and byte strings are columns of their own types, booleans are 0 or 1, and every other field is the
+byte string of its msgpack encoding.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum, auto
+
+import msgspec
+
+from .datalog.model import OPEN_SEQ, Column, Relation, Schema, Type
+from .datalog.sql import identifier, literal
+from .facts import KINDS, Kind, KindId, Role
+from .kinds.decision import Decision
+
+FORMAT = 1
+"""Raised when the meaning of a table changes; a replica of another format is rebuilt."""
+
+_PLAIN: Mapping[object, Type] = {int: Type.INT, str: Type.TEXT, bytes: Type.BYTES}
+
+ENVELOPE = (
+    Column("seq", Type.INT),
+    Column("tx", Type.INT),
+    Column("t_us", Type.INT),
+    Column("writer_epoch", Type.INT),
+    Column("client", Type.TEXT),
+    Column("client_epoch", Type.INT),
+    Column("client_seq", Type.INT),
+    Column("idx", Type.INT),
+    Column("op", Type.INT),
+    Column("kind", Type.TEXT),
+    Column("schema_v", Type.INT),
+)
+CAUSE = (
+    Column("tx", Type.INT),
+    Column("client", Type.TEXT),
+    Column("client_epoch", Type.INT),
+    Column("client_seq", Type.INT),
+)
+
+
+class Storage(Enum):
+    """How a field's value is stored."""
+
+    PLAIN = auto()
+    ZERO_ONE = auto()  # a boolean
+    ENCODED = auto()  # its msgpack encoding
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """A column of a kind, and how a body's value becomes the column's."""
+
+    column: Column
+    storage: Storage
+
+
+@dataclass(frozen=True, slots=True)
+class KindTables:
+    """How the facts of one kind are stored. ``state`` is None unless it is a catalog kind."""
+
+    kind: Kind
+    fields: tuple[Field, ...]
+    events: str
+    state: str | None
+
+    @property
+    def columns(self) -> tuple[Column, ...]:
+        """The kind's own columns, in the order of its struct."""
+        return tuple(field.column for field in self.fields)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTable:
+    """A table whose rows are counted. ``since`` orders rows by the fact that made them."""
+
+    name: str
+    columns: tuple[Column, ...]
+    since: str
+    closes: bool
+
+
+def _field(name: str, hint: object) -> Field:
+    if hint is bool:
+        return Field(Column(name, Type.INT), Storage.ZERO_ONE)
+    if hint in _PLAIN:
+        return Field(Column(name, _PLAIN[hint]), Storage.PLAIN)
+    return Field(Column(name, Type.BYTES), Storage.ENCODED)
+
+
+def _kind_tables(kind: Kind) -> KindTables:
+    hints = typing.get_type_hints(kind.struct)
+    fields = tuple(_field(f.name, hints[f.name]) for f in msgspec.structs.fields(kind.struct))
+    if kind.struct is Decision:
+        return KindTables(kind, fields, "events_decision", None)
+    state = f"state_{kind.name}" if kind.role is Role.CATALOG else None
+    return KindTables(kind, fields, f"events_{kind.name}", state)
+
+
+KIND_TABLES: Mapping[int, KindTables] = {id_: _kind_tables(k) for id_, k in KINDS.items()}
+
+
+def event_columns(tables: KindTables) -> tuple[Column, ...]:
+    """Columns of the kind's event table."""
+    lead: tuple[Column, ...]
+    if tables.kind.role is Role.CATALOG:
+        lead = (Column("e", Type.INT), Column("seq", Type.INT), Column("op", Type.INT))
+    elif tables.kind.struct is Decision:
+        lead = (Column("seq", Type.INT), Column("kind", Type.TEXT))
+    else:
+        lead = (Column("seq", Type.INT),)
+    return (*lead, *tables.columns)
+
+
+def stored_tables() -> tuple[StoredTable, ...]:
+    """All tables that hold rows, each once."""
+    tables = {
+        "facts": StoredTable("facts", ENVELOPE, "seq", False),
+        "causes": StoredTable("causes", CAUSE, "tx", False),
+    }
+    for kind in KIND_TABLES.values():
+        tables[kind.events] = StoredTable(kind.events, event_columns(kind), "seq", False)
+        if kind.state is not None:
+            columns = (Column("e", Type.INT), *kind.columns, Column("from_seq", Type.INT))
+            tables[kind.state] = StoredTable(kind.state, columns, "from_seq", True)
+    return tuple(tables.values())
+
+
+def ddl() -> tuple[str, ...]:
+    """Statements that create an empty replica's tables and views."""
+    statements = []
+    for table in stored_tables():
+        columns = [f"{identifier(c.name)} {c.type.value} NOT NULL" for c in table.columns]
+        columns += ["to_seq BIGINT NOT NULL"] if table.closes else []
+        statements.append(f"CREATE TABLE {table.name} ({', '.join(columns)})")
+    for name, columns_of, source in _views():
+        statements.append(f"CREATE VIEW {identifier(name)} AS SELECT {columns_of} FROM {source}")
+    statements.append(
+        "CREATE TABLE ledger (table_name VARCHAR NOT NULL, row_count BIGINT NOT NULL, "
+        "row_hash UBIGINT NOT NULL, closed_count BIGINT NOT NULL, closed_hash UBIGINT NOT NULL)"
+    )
+    statements.append(
+        "CREATE TABLE position (seq BIGINT NOT NULL, chain BLOB NOT NULL, "
+        "form VARCHAR NOT NULL, engine VARCHAR NOT NULL)"
+    )
+    return tuple(statements)
+
+
+def form_digest() -> str:
+    """Names the form of the tables; a replica with another one cannot be continued."""
+    return hashlib.sha256("\n".join((str(FORMAT), *ddl())).encode()).hexdigest()
+
+
+def _views() -> list[tuple[str, str, str]]:
+    """(view, select list, source): predicates are views with uniform validity columns."""
+    always = f"{literal(OPEN_SEQ)} AS to_seq"
+    views = [
+        ("fact", f"*, seq AS from_seq, {always}", "facts"),
+        ("cause", f"*, tx AS from_seq, {always}", "causes"),
+        ("decision", f"*, seq AS from_seq, {always}", "events_decision"),
+    ]
+    for tables in KIND_TABLES.values():
+        name = tables.kind.name
+        if tables.state is not None:
+            views.append((name, "*", tables.state))
+            views.append((f"{name}_event", f"*, seq AS from_seq, {always}", tables.events))
+        elif tables.kind.struct is Decision:
+            rows = f"events_decision WHERE kind = {literal(name)}"
+            views.append((name, f"* EXCLUDE (kind), seq AS from_seq, {always}", rows))
+        else:
+            views.append((name, f"*, seq AS from_seq, {always}", tables.events))
+    return views
+
+
+def _relations() -> list[Relation]:
+    seq, op = Column("seq", Type.INT), Column("op", Type.INT)
+    relations = [
+        Relation("fact", ENVELOPE, "fact", (("seq",),), temporal=True),
+        Relation("cause", CAUSE, "cause", (), temporal=True),
+        Relation(
+            "decision",
+            event_columns(KIND_TABLES[KindId.ROUTE]),
+            "decision",
+            (("seq",),),
+            temporal=True,
+        ),
+    ]
+    for tables in KIND_TABLES.values():
+        name, columns = tables.kind.name, tables.columns
+        if tables.state is not None:
+            keys = (("e",), tables.kind.entity)
+            state = (Column("e", Type.INT), *columns)
+            relations.append(Relation(name, state, name, keys, temporal=True))
+            event = f"{name}_event"
+            relations.append(
+                Relation(event, (seq, op, *columns), event, (("seq",),), temporal=True)
+            )
+        else:
+            relations.append(Relation(name, (seq, *columns), name, (("seq",),), temporal=True))
+    return relations
+
+
+SCHEMA = Schema(_relations())
+"""The base relations of every replica."""
