@@ -123,7 +123,10 @@ class AdmitChoice(msgspec.Struct, frozen=True, array_like=True):
 
 
 class EvictRun(msgspec.Struct, frozen=True, array_like=True):
-    """A run of page columns and how many hold it (kept entries, streams, leases, children)."""
+    """A run of page columns and how many hold it (kept entries, streams, leases, children).
+
+    A group with fewer pages than columns holds those of the last columns.
+    """
 
     pages: tuple[int, ...]  # per group
     columns: int
@@ -269,6 +272,7 @@ class KeepInputs(msgspec.Struct, frozen=True, array_like=True):
     kept_columns_max: int
     kept_nodes: int
     kept_nodes_max: int
+    new_nodes: int = 1  # nodes the keep adds; 2 when the shared part ends inside a node
 
 
 class KeepReason(IntEnum):

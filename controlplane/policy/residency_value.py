@@ -1,0 +1,117 @@
+"""Residency by value: what an entry's reuse is expected to save, per page it gives back.
+
+The plan itself (leaves first, tails trimmed, shared pages left alone) is ``residency_plan``.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from pagetrail.catalog.facts import KindId
+
+from .inputs import EvictChoice, EvictInputs
+from .ratios import comparable
+from .residency_plan import PLAN_TERMS, evict, spared
+from .types import PPM, Evaluation, Term
+
+_PpmWeight = Annotated[int, Meta(ge=0, le=1_000 * PPM)]
+
+
+class ValueDensityWeights(
+    msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, kw_only=True
+):
+    """How much each part of an entry's value counts; 1,000,000 is once."""
+
+    saving_ppm: Annotated[
+        _PpmWeight,
+        Meta(description="of the expected saving by reuse", extra={"unit": "ppm"}),
+    ] = PPM
+    sharing_ppm: Annotated[
+        _PpmWeight, Meta(description="of the sharing bonus", extra={"unit": "ppm"})
+    ] = PPM
+    slo_ppm: Annotated[
+        _PpmWeight, Meta(description="of the service-level bonus", extra={"unit": "ppm"})
+    ] = PPM
+
+
+class ValueDensity:
+    """Least value per freed page first.
+
+    Formula::
+
+        saving  = reuse_ppm * max(0, recompute - reload) // 1_000_000
+        value   = saving * saving_ppm // 1_000_000 + sharing * sharing_ppm // 1_000_000
+                  + slo * slo_ppm // 1_000_000
+        density = value / pages of the entry's own run in the groups that need pages
+
+    Densities are compared as exact fractions, never divided. An entry without pages in those
+    groups comes after all others: evicting it can only expose its parent.
+
+    Spared, first that applies: pinned, dirty, and (unless named ``untiered``) not durable, which
+    means its publication is not acknowledged.
+
+    Order: density, then last access, then entry number; the smaller goes first.
+    """
+
+    kind = KindId.EVICT
+    weights_type = ValueDensityWeights
+    terms = (
+        *PLAN_TERMS,
+        Term("value_ns", "ns"),
+        Term("pages", "pages in the groups that need some"),
+        Term("last_access", "commands"),
+    )
+
+    def __init__(self, name: str, *, durable_only: bool) -> None:
+        self.name = name
+        self._durable_only = durable_only
+
+    def evaluate(
+        self, weights: ValueDensityWeights, inputs: EvictInputs
+    ) -> Evaluation[EvictChoice]:
+        candidates = inputs.candidates
+        reasons = spared(candidates, durable_only=self._durable_only)
+        values = _values(weights, inputs)
+        pages = own_pages(inputs)
+        last_access = [entry.last_access for entry in candidates]
+        entries = [entry.entry for entry in candidates]
+        density = comparable(values, pages)
+        order = [
+            place
+            for _, _, _, place, reason in sorted(
+                zip(density, last_access, entries, range(len(entries)), reasons, strict=True)
+            )
+            if not reason
+        ]
+        criteria = (density, last_access, entries)
+        terms = (tuple(values), tuple(pages), tuple(last_access))
+        return evict(inputs, reasons, order, criteria, terms)
+
+
+def own_pages(inputs: EvictInputs) -> list[int]:
+    """Per candidate: pages of its own run in the groups that need some."""
+    if len(inputs.need) == 1:
+        sizes = [run.pages[0] for run in inputs.runs]
+    else:
+        wanted = [group for group, need in enumerate(inputs.need) if need]
+        sizes = [sum([run.pages[group] for group in wanted]) for run in inputs.runs]
+    return [sizes[entry.runs[0]] for entry in inputs.candidates]
+
+
+def _values(weights: ValueDensityWeights, inputs: EvictInputs) -> list[int]:
+    saving_ppm = weights.saving_ppm
+    sharing_ppm = weights.sharing_ppm
+    slo_ppm = weights.slo_ppm
+    values = []
+    for entry in inputs.candidates:
+        gain_ns = entry.recompute_ns - entry.reload_ns
+        value_ns = entry.reuse_ppm * gain_ns // PPM * saving_ppm // PPM if gain_ns > 0 else 0
+        if entry.sharing_ns:
+            value_ns += entry.sharing_ns * sharing_ppm // PPM
+        if entry.slo_ns:
+            value_ns += entry.slo_ns * slo_ppm // PPM
+        values.append(value_ns)
+    return values
