@@ -1,0 +1,362 @@
+"""The one writer without its sockets: admits messages, makes frames durable, answers lookups.
+
+Owns the log directory of a run: the lock, the epoch slot, the active segment. A frame counts once
+``commit`` returns: it was written, fdatasynced, and no newer writer had taken over. Any error on
+the way stops the committer for good, because after a failed write or fdatasync neither the file
+nor the kernel's idea of it can be trusted. It never touches a socket.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from pagetrail.catalog.errors import BadInputError, PagetrailError
+from pagetrail.controlplane.log.clock import Clock, WallClock
+from pagetrail.controlplane.log.errors import LogBehindError, WriterStoppedError
+from pagetrail.controlplane.log.files import Files, OsFiles, write_all
+from pagetrail.controlplane.log.frames import CHAIN_START, Frame
+from pagetrail.controlplane.log.limits import MESSAGE_BYTES_MAX, LogLimits, check_limits
+from pagetrail.controlplane.log.reader import frames_from, kept_segments, scan_segments
+from pagetrail.controlplane.log.segments import (
+    Ending,
+    SegmentHeader,
+    encode_segment_header,
+    log_directory,
+    segment_name,
+)
+from pagetrail.controlplane.log.sequencer import (
+    NotTaken,
+    Sequencer,
+    Taken,
+    spans_of_frame,
+)
+from pagetrail.controlplane.log.slots import (
+    DirectoryLock,
+    DirectorySlots,
+    SlotStore,
+    check_not_fenced,
+    take_epoch,
+)
+from pagetrail.controlplane.log.transactions import decode_transactions
+from pagetrail.controlplane.log.wire import AnswerSpan, cut_span
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a frame starts: its first ``seq``, its segment and the offset there."""
+
+    first_seq: int
+    path: Path
+    offset_bytes: int
+
+
+class Committer:
+    """See the module. Open with ``open_committer``; not for more than one thread."""
+
+    def __init__(
+        self,
+        log: Path,
+        sequencer: Sequencer,
+        places: list[Place],
+        slots: SlotStore,
+        lock: DirectoryLock | None,
+        *,
+        limits: LogLimits,
+        clock: Clock,
+        files: Files,
+    ) -> None:
+        self._log = log
+        self._sequencer = sequencer
+        self._places = places
+        self._slots = slots
+        self._lock = lock
+        self._limits = limits
+        self._clock = clock
+        self._files = files
+        self._descriptor: int | None = None
+        self._segment = log
+        self._segment_bytes = 0
+        self._since_place_bytes = limits.index_stride_bytes
+        self._stopped: str | None = None
+        self.head = sequencer.position
+        self.frames = 0
+
+    @property
+    def writer_epoch(self) -> int:
+        return self._sequencer.writer_epoch
+
+    @property
+    def clients(self) -> int:
+        return self._sequencer.clients
+
+    @property
+    def registers(self) -> int:
+        return self._sequencer.registers
+
+    @property
+    def gathered_bytes(self) -> int:
+        """Size of what the next commit will hold."""
+        return self._sequencer.gathered_bytes
+
+    def expected(self, client: str, client_epoch: int) -> tuple[int, int]:
+        return self._sequencer.expected(client, client_epoch)
+
+    def start(self, writer_epoch: int) -> Frame:
+        """Begin the epoch: a new segment whose first frame says so."""
+        self._sequencer.start_epoch(writer_epoch, self._clock.name)
+        frame = self.commit()
+        if frame is None:
+            raise WriterStoppedError("the first frame of the epoch is empty")
+        return frame
+
+    def admit(self, client: str, client_epoch: int, payload: bytes) -> Taken | NotTaken:
+        """Gather a client's message for the next commit. ``BadInputError``: never to be taken."""
+        self._check_running()
+        if len(payload) > MESSAGE_BYTES_MAX:
+            raise BadInputError(
+                f"a message of {len(payload)} bytes; at most {MESSAGE_BYTES_MAX} are allowed"
+            )
+        return self._sequencer.admit(client, client_epoch, decode_transactions(payload), payload)
+
+    def commit(self) -> Frame | None:
+        """Make what was gathered durable and return its frame; None when nothing was gathered.
+
+        ``FencedError`` or ``WriterStoppedError``: nothing of it may be acknowledged, and the
+        committer is of no further use.
+        """
+        self._check_running()
+        frame = self._sequencer.seal(self._clock.now_us())
+        if frame is None:
+            return None
+        try:
+            descriptor = self._active_segment(frame)
+            write_all(self._files, descriptor, frame.raw)
+            self._files.fdatasync(descriptor)
+            check_not_fenced(self._slots, frame.header.writer_epoch)
+        except OSError as error:
+            self._stopped = f"the log could not be made durable: {error}"
+            raise WriterStoppedError(self._stopped) from error
+        except PagetrailError as error:
+            self._stopped = str(error)
+            raise
+        self._remember(frame)
+        self.head = self._sequencer.position
+        self.frames += 1
+        return frame
+
+    def resolve(
+        self, client: str, client_epoch: int, first_client_seq: int, count: int
+    ) -> list[AnswerSpan]:
+        """Where transactions that the log holds lie; old ones are found by reading the log."""
+        next_client_seq, _ = self.expected(client, client_epoch)
+        end = min(first_client_seq + count, next_client_seq)
+        if not 0 <= first_client_seq < end:
+            return []
+        spans, missing = self._sequencer.answers(
+            client, client_epoch, first_client_seq, end - first_client_seq
+        )
+        if missing is None:
+            return spans
+        return self._scan_answers(client, client_epoch, *missing) + spans
+
+    def check_witness(self, head: int, chain: bytes) -> None:
+        """``LogBehindError`` when a position that was acknowledged is not in this log."""
+        if head == 0 and chain == CHAIN_START:
+            return
+        if head <= self.head.next_seq:
+            held = self._chain_at(head)
+            if held is None or held == chain:
+                return
+            found = f"has another chain value there ({held.hex()[:16]}..)"
+        else:
+            found = f"ends at seq {self.head.next_seq}"
+        self._stopped = (
+            f"a client saw seq {head} with chain {chain.hex()[:16]}.. acknowledged, this log "
+            f"{found}: acknowledged facts were lost. Restore the log from its disk or a copy; "
+            "do not start a writer on this directory"
+        )
+        raise LogBehindError(self._stopped)
+
+    def read(self, from_seq: int, max_bytes: int) -> list[Frame]:
+        """Durable frames from the one that holds ``from_seq`` on, at least one, until max_bytes.
+
+        ``BadInputError`` when ``from_seq`` is no longer kept.
+        """
+        found: list[Frame] = []
+        size_bytes = 0
+        if from_seq >= self.head.next_seq:
+            return found
+        place = self._place_of(from_seq)
+        for frame in frames_from(self._log, place.path, place.offset_bytes):
+            if frame.next_seq <= from_seq:
+                continue
+            found.append(frame)
+            size_bytes += len(frame.raw)
+            if size_bytes >= max_bytes or frame.next_seq >= self.head.next_seq:
+                break
+        return found
+
+    def close(self) -> None:
+        """Release the files and the lock. Gathered and uncommitted messages are dropped."""
+        self._stopped = self._stopped or "it was closed"
+        if self._descriptor is not None:
+            self._files.close(self._descriptor)
+            self._descriptor = None
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
+
+    def _check_running(self) -> None:
+        if self._stopped is not None:
+            raise WriterStoppedError(f"the writer stopped for good: {self._stopped}")
+
+    def _active_segment(self, frame: Frame) -> int:
+        if self._descriptor is not None and self._segment_bytes < self._limits.segment_bytes:
+            return self._descriptor
+        if self._descriptor is not None:
+            self._files.close(self._descriptor)
+            self._descriptor = None
+        path = self._log / segment_name(frame.first_seq)
+        header = encode_segment_header(SegmentHeader(frame.header.writer_epoch, self.head))
+        temporary = path.with_name(f"{path.name}.{frame.header.writer_epoch}.tmp")
+        temporary.unlink(missing_ok=True)
+        descriptor = self._files.open_append(temporary)
+        self._descriptor = descriptor
+        write_all(self._files, descriptor, header)
+        self._files.fdatasync(descriptor)
+        self._files.replace(temporary, path)
+        self._files.sync_directory(self._log)
+        self._segment = path
+        self._segment_bytes = len(header)
+        self._since_place_bytes = self._limits.index_stride_bytes
+        return descriptor
+
+    def _remember(self, frame: Frame) -> None:
+        if self._since_place_bytes >= self._limits.index_stride_bytes:
+            self._places.append(Place(frame.first_seq, self._segment, self._segment_bytes))
+            self._since_place_bytes = 0
+        self._segment_bytes += len(frame.raw)
+        self._since_place_bytes += len(frame.raw)
+
+    def _place_of(self, seq: int) -> Place:
+        index = bisect.bisect_right(self._places, seq, key=lambda place: place.first_seq) - 1
+        if index < 0:
+            raise BadInputError(
+                f"seq {seq} lies before the first that this log keeps "
+                f"({self._places[0].first_seq if self._places else 0})"
+            )
+        return self._places[index]
+
+    def _chain_at(self, head: int) -> bytes | None:
+        """Chain value where ``head`` is the next seq; None when that is no longer kept."""
+        if head == self.head.next_seq:
+            return self.head.chain
+        if not self._places or head < self._places[0].first_seq:
+            return None
+        place = self._place_of(head)
+        for frame in frames_from(self._log, place.path, place.offset_bytes):
+            if frame.first_seq >= head:
+                return frame.header.previous_chain if frame.first_seq == head else b""
+        return b""
+
+    def _scan_answers(
+        self, client: str, client_epoch: int, first_client_seq: int, count: int
+    ) -> list[AnswerSpan]:
+        end = first_client_seq + count
+        found: list[AnswerSpan] = []
+        for place_frame in frames_from(self._log, self._places[0].path, 0):
+            for span in spans_of_frame(place_frame, client, client_epoch):
+                low = max(first_client_seq, span.first_client_seq)
+                high = min(end, span.first_client_seq + span.count)
+                if low < high:
+                    found.append(cut_span(span, low, high - low))
+                if high == end:
+                    return found
+        return found
+
+
+def open_committer(
+    directory: str | Path,
+    *,
+    limits: LogLimits | None = None,
+    clock: Clock | None = None,
+    files: Files | None = None,
+    takeover: bool = False,
+) -> tuple[Committer, Frame]:
+    """Recover the log of a run directory (or begin one), fence earlier writers, start an epoch.
+
+    Returns the committer and the frame that began the epoch. A torn tail is cut, durably, before
+    anything else is written. ``CorruptionError`` when the log is damaged otherwise: nothing is
+    changed then. ``BadInputError`` when a writer is running here, unless ``takeover``.
+    """
+    limits = check_limits(limits or LogLimits())
+    files = files or OsFiles()
+    log = log_directory(Path(directory))
+    log.mkdir(parents=True, exist_ok=True)
+    try:
+        lock = DirectoryLock(log / "writer.lock", "a writer")
+    except BadInputError:
+        if not takeover:
+            raise
+        lock = None
+    try:
+        slots = DirectorySlots(log / "epochs", files)
+        writer_epoch = take_epoch(slots, 0)
+        sequencer, places = _recover(log, limits, files)
+        if writer_epoch <= sequencer.writer_epoch:
+            writer_epoch = take_epoch(slots, sequencer.writer_epoch)
+        committer = Committer(
+            log,
+            sequencer,
+            places,
+            slots,
+            lock,
+            limits=limits,
+            clock=clock or WallClock(),
+            files=files,
+        )
+    except BaseException:
+        if lock is not None:
+            lock.release()
+        raise
+    try:
+        return committer, committer.start(writer_epoch)
+    except BaseException:
+        committer.close()
+        raise
+
+
+def _recover(log: Path, limits: LogLimits, files: Files) -> tuple[Sequencer, list[Place]]:
+    """Fold the log into a sequencer, cutting a torn tail."""
+    places: list[Place] = []
+    segments = kept_segments(log)
+    sequencer = Sequencer(limits, segments.start)
+
+    def frames() -> Iterator[Frame]:
+        for segment, scan in scan_segments(segments):
+            next_place_bytes = 0
+            for frame in scan:
+                offset = scan.offset_bytes - len(frame.raw)
+                if offset >= next_place_bytes:
+                    places.append(Place(frame.first_seq, segment.path, offset))
+                    next_place_bytes = offset + limits.index_stride_bytes
+                yield frame
+            if scan.end is not None and scan.end.ending is Ending.TORN:
+                torn.append((segment.path, scan.end.offset_bytes))
+
+    torn: list[tuple[Path, int]] = []
+    sequencer.replay(frames())
+    for path, offset_bytes in torn:
+        descriptor = files.open_append(path)
+        try:
+            files.truncate(descriptor, offset_bytes)
+            files.fdatasync(descriptor)
+        finally:
+            files.close(descriptor)
+    if segments.unborn is not None:
+        files.unlink(segments.unborn)
+        files.sync_directory(log)
+    return sequencer, places

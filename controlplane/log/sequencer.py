@@ -1,0 +1,400 @@
+"""What the writer decides: order, exactly-once, registers. Pure; no clock, no I/O.
+
+Theory of operation. The sequencer is a fold over the log: the same frames give the same state, so
+a restarted writer knows what its predecessor acknowledged. ``admit`` takes one client message and
+either appends its new transactions to the frame being gathered, or says why not. ``seal`` turns
+what was gathered into a frame. The state already includes gathered transactions; if the frame
+cannot be made durable the writer stops for good and the state is thrown away.
+
+Per client: transactions of one epoch come contiguously from 0. A newer epoch is accepted from its
+0 on; from then on older epochs only get the answers to what they had already appended.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from pagetrail.catalog.envelope import CompareAndSet, Transaction
+from pagetrail.catalog.errors import BadInputError, CorruptionError
+from pagetrail.controlplane.log.frames import (
+    FLAG_REGISTERS,
+    FORMAT_VERSION,
+    HEADER_BYTES,
+    LOG_START,
+    Frame,
+    LogPosition,
+    RunOutline,
+    array_length,
+    decode_runs,
+    encode_frame,
+    encode_runs,
+    outline_runs,
+    position_after,
+)
+from pagetrail.controlplane.log.limits import LogLimits
+from pagetrail.controlplane.log.transactions import (
+    SYSTEM_CLIENT,
+    check_client_name,
+    check_transaction,
+    encode_transactions,
+    epoch_started_transaction,
+    is_refusal,
+    refused_transaction,
+)
+from pagetrail.controlplane.log.wire import AnswerSpan, Refusal, cut_span
+
+CLIENTS_MAX = 65_536
+"""Clients a log can know."""
+
+EPOCHS_PER_CLIENT_MAX = 1_024
+"""Epochs of a client whose end is kept; older ones are refused as stale."""
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """The message's transactions are in the log or in the frame being gathered.
+
+    ``missing`` is (first_client_seq, count) of older answers that must be read from the log.
+    """
+
+    spans: tuple[AnswerSpan, ...]
+    missing: tuple[int, int] | None
+
+
+@dataclass(frozen=True, slots=True)
+class NotTaken:
+    """Nothing of the message was taken."""
+
+    reason: Refusal
+    expected: int
+    message: str
+
+
+@dataclass(slots=True)
+class _EpochBook:
+    next_client_seq: int = 0
+    spans: deque[AnswerSpan] = field(default_factory=deque)
+    kept: int = 0
+
+    def record(self, span: AnswerSpan, kept_max: int) -> None:
+        self.spans.append(span)
+        self.kept += span.count
+        while len(self.spans) > 1 and self.kept - self.spans[0].count >= kept_max:
+            self.kept -= self.spans.popleft().count
+
+
+@dataclass(slots=True)
+class _ClientBook:
+    newest_epoch: int
+    epochs: dict[int, _EpochBook] = field(default_factory=dict)
+
+
+class Sequencer:
+    """The fold, and the frame being gathered. ``position`` is where the sealed log ends."""
+
+    def __init__(self, limits: LogLimits, position: LogPosition = LOG_START) -> None:
+        self._answers = limits.answers
+        self._clients: dict[str, _ClientBook] = {}
+        self._registers: dict[bytes, bytes] = {}
+        self._runs: list[tuple[str, int, bytes]] = []
+        self._fact_count = 0
+        self._transaction_count = 0
+        self._flags = 0
+        self.gathered_bytes = 0
+        self.position = position
+        self.writer_epoch = 0
+
+    @property
+    def clients(self) -> int:
+        return len(self._clients)
+
+    @property
+    def registers(self) -> int:
+        return len(self._registers)
+
+    def register(self, name: bytes) -> bytes | None:
+        """What a register holds; None when it was never set, or was cleared."""
+        return self._registers.get(name)
+
+    def expected(self, client: str, client_epoch: int) -> tuple[int, int]:
+        """(next client_seq of this epoch, newest epoch of this client; -1 when unknown)."""
+        book = self._clients.get(client)
+        if book is None:
+            return 0, -1
+        epoch = book.epochs.get(client_epoch)
+        return (epoch.next_client_seq if epoch else 0), book.newest_epoch
+
+    def start_epoch(self, writer_epoch: int, clock: str) -> None:
+        """Gather the first transaction of a new writer epoch."""
+        if writer_epoch <= self.writer_epoch:
+            raise BadInputError(
+                f"writer epoch {writer_epoch} is not above {self.writer_epoch}, which is in the log"
+            )
+        transaction = epoch_started_transaction(writer_epoch, FORMAT_VERSION, clock)
+        self.writer_epoch = writer_epoch
+        started = (transaction,)
+        self._gather(SYSTEM_CLIENT, writer_epoch, started, encode_transactions(started))
+
+    def admit(
+        self,
+        client: str,
+        client_epoch: int,
+        transactions: Sequence[Transaction],
+        payload: bytes,
+    ) -> Taken | NotTaken:
+        """Take what is new of a message; ``payload`` is its canonical encoding.
+
+        ``BadInputError`` when it could never be taken; nothing is changed then.
+        """
+        if not transactions:
+            raise BadInputError("an append message without transactions; send at least one")
+        first = transactions[0].client_seq
+        count = len(transactions)
+        if first < 0 or [t.client_seq for t in transactions] != list(range(first, first + count)):
+            raise BadInputError(
+                f"client {client}: transactions of a message must be numbered without gaps; "
+                f"it starts with {first}"
+            )
+        refusal = self._check_epoch(client, client_epoch, first, count)
+        if refusal is not None:
+            return refusal
+        next_client_seq, _ = self.expected(client, client_epoch)
+        known = min(max(next_client_seq - first, 0), count)
+        if known == 0:
+            span = self._take(client, client_epoch, transactions, payload)
+            return Taken((span,), None)
+        spans, missing = self.answers(client, client_epoch, first, known)
+        if known < count:
+            fresh = transactions[known:]
+            spans.append(self._take(client, client_epoch, fresh, encode_transactions(fresh)))
+        return Taken(tuple(spans), missing)
+
+    def answers(
+        self, client: str, client_epoch: int, first_client_seq: int, count: int
+    ) -> tuple[list[AnswerSpan], tuple[int, int] | None]:
+        """Kept answers to transactions the log holds, and the range that is no longer kept."""
+        end = first_client_seq + count
+        found = []
+        book = self._clients[client].epochs[client_epoch]
+        for span in book.spans:
+            low = max(first_client_seq, span.first_client_seq)
+            high = min(end, span.first_client_seq + span.count)
+            if low < high:
+                found.append(cut_span(span, low, high - low))
+        kept_from = found[0].first_client_seq if found else end
+        if kept_from == first_client_seq:
+            return found, None
+        return found, (first_client_seq, kept_from - first_client_seq)
+
+    def seal(self, now_us: int) -> Frame | None:
+        """The gathered transactions as the next frame, or None when there are none."""
+        if not self._runs:
+            return None
+        frame = encode_frame(
+            encode_runs(self._runs),
+            flags=self._flags,
+            fact_count=self._fact_count,
+            transaction_count=self._transaction_count,
+            writer_epoch=self.writer_epoch,
+            first_seq=self.position.next_seq,
+            t_us=max(self.position.last_t_us + 1, now_us),
+            previous_chain=self.position.chain,
+        )
+        self._runs = []
+        self._fact_count = self._transaction_count = self._flags = self.gathered_bytes = 0
+        self.position = position_after(frame)
+        return frame
+
+    def _check_epoch(
+        self, client: str, client_epoch: int, first: int, count: int
+    ) -> NotTaken | None:
+        book = self._clients.get(client)
+        if book is None:
+            check_client_name(client)
+            if client_epoch < 0:
+                raise BadInputError(f"client {client}: epoch {client_epoch} is below 0")
+            if len(self._clients) >= CLIENTS_MAX:
+                raise BadInputError(
+                    f"the log knows {CLIENTS_MAX} clients, its most; reuse client names"
+                )
+            next_client_seq, newest = 0, client_epoch
+        else:
+            next_client_seq, newest = self.expected(client, client_epoch)
+        if client_epoch < newest and first + count > next_client_seq:
+            return NotTaken(
+                Refusal.STALE_EPOCH,
+                newest,
+                f"client {client}: epoch {newest} has appended, epoch {client_epoch} may not "
+                "append any more; start the client again under a higher epoch",
+            )
+        if first > next_client_seq:
+            return NotTaken(
+                Refusal.GAP,
+                next_client_seq,
+                f"client {client} epoch {client_epoch}: transaction {first} came, "
+                f"{next_client_seq} is next; resend from there",
+            )
+        return None
+
+    def _take(
+        self,
+        client: str,
+        client_epoch: int,
+        transactions: Sequence[Transaction],
+        payload: bytes,
+    ) -> AnswerSpan:
+        guarded = False
+        for transaction in transactions:
+            check_transaction(transaction)
+            if transaction.compare_and_set:
+                guarded = True
+        if not guarded:
+            return self._gather(client, client_epoch, transactions, payload)
+        taken = [self._apply_registers(transaction) for transaction in transactions]
+        return self._gather(
+            client, client_epoch, taken, encode_transactions(taken), refusals_among(taken)
+        )
+
+    def _apply_registers(self, transaction: Transaction) -> Transaction:
+        changes = transaction.compare_and_set
+        for change in changes:
+            actual = self._registers.get(change.register)
+            if actual != change.expected:
+                return refused_transaction(transaction, change.register, change.expected, actual)
+        if changes:
+            self._flags |= FLAG_REGISTERS
+            self._set_registers(changes)
+        return transaction
+
+    def _set_registers(self, changes: Iterable[CompareAndSet]) -> None:
+        for change in changes:
+            if change.new is None:
+                self._registers.pop(change.register, None)
+            else:
+                self._registers[change.register] = change.new
+
+    def _gather(
+        self,
+        client: str,
+        client_epoch: int,
+        transactions: Sequence[Transaction],
+        payload: bytes,
+        refused: tuple[int, ...] = (),
+    ) -> AnswerSpan:
+        span = _span_of(transactions, self.position.next_seq + self._fact_count, refused)
+        self._runs.append((client, client_epoch, payload))
+        self._fact_count += _facts_in(span)
+        self._transaction_count += span.count
+        self.gathered_bytes += len(payload)
+        self._advance(client, client_epoch, span.first_client_seq + span.count)
+        self._clients[client].epochs[client_epoch].record(span, self._answers)
+        return span
+
+    def _advance(self, client: str, client_epoch: int, next_client_seq: int) -> None:
+        book = self._clients.get(client)
+        if book is None:
+            book = self._clients[client] = _ClientBook(client_epoch)
+        epoch = book.epochs.get(client_epoch)
+        if epoch is None:
+            for older in book.epochs.values():
+                older.spans.clear()
+                older.kept = 0
+            if len(book.epochs) >= EPOCHS_PER_CLIENT_MAX:
+                del book.epochs[min(book.epochs)]
+            epoch = book.epochs[client_epoch] = _EpochBook()
+            book.newest_epoch = client_epoch
+        epoch.next_client_seq = next_client_seq
+
+    def replay(self, frames: Iterable[Frame]) -> None:
+        """Fold frames that a log holds, to continue it. ``CorruptionError`` if they cannot be."""
+        recent: deque[Frame] = deque()
+        recent_transactions = 0
+        for frame in frames:
+            self._replay_frame(frame)
+            recent.append(frame)
+            recent_transactions += frame.header.transaction_count
+            while recent_transactions > self._answers and len(recent) > 1:
+                recent_transactions -= recent.popleft().header.transaction_count
+        for frame in recent:
+            self._replay_answers(frame)
+
+    def _replay_frame(self, frame: Frame) -> None:
+        header = frame.header
+        body = frame.raw[HEADER_BYTES:]
+        for run in outline_runs(header, body):
+            first, count = _outline_range(run)
+            next_client_seq, newest = self.expected(run.client, run.client_epoch)
+            if first != next_client_seq or run.client_epoch < newest:
+                raise CorruptionError(
+                    f"frame at seq {header.first_seq}: client {run.client} epoch "
+                    f"{run.client_epoch} continues with {first}, expected {next_client_seq}"
+                )
+            self._advance(run.client, run.client_epoch, first + count)
+        if header.flags & FLAG_REGISTERS:
+            for decoded in decode_runs(header, body):
+                for transaction in decoded.transactions:
+                    self._set_registers(transaction.compare_and_set)
+        self.writer_epoch = header.writer_epoch
+        self.position = position_after(frame)
+
+    def _replay_answers(self, frame: Frame) -> None:
+        seq = frame.first_seq
+        for run in frame.runs():
+            span = _span_of(run.transactions, seq, refusals_among(run.transactions))
+            seq += _facts_in(span)
+            book = self._clients[run.client]
+            if run.client_epoch == book.newest_epoch:
+                book.epochs[run.client_epoch].record(span, self._answers)
+
+
+def refusals_among(transactions: Sequence[Transaction]) -> tuple[int, ...]:
+    """``client_seq`` of those that stand for refused transactions."""
+    return tuple(t.client_seq for t in transactions if is_refusal(t))
+
+
+def _span_of(
+    transactions: Sequence[Transaction], first_seq: int, refused: tuple[int, ...]
+) -> AnswerSpan:
+    counts = [len(transaction.facts) for transaction in transactions]
+    size = counts[0]
+    alike = counts.count(size) == len(counts)
+    return AnswerSpan(
+        transactions[0].client_seq,
+        len(counts),
+        first_seq,
+        size if alike else tuple(counts),
+        refused,
+    )
+
+
+def _facts_in(span: AnswerSpan) -> int:
+    return span.sizes * span.count if isinstance(span.sizes, int) else sum(span.sizes)
+
+
+def spans_of_frame(frame: Frame, client: str, client_epoch: int) -> list[AnswerSpan]:
+    """Answers to the transactions of one client epoch that a frame holds."""
+    seq = frame.first_seq
+    found = []
+    for run in frame.runs():
+        span = _span_of(run.transactions, seq, refusals_among(run.transactions))
+        seq += _facts_in(span)
+        if (run.client, run.client_epoch) == (client, client_epoch):
+            found.append(span)
+    return found
+
+
+def _outline_range(run: RunOutline) -> tuple[int, int]:
+    """(first client_seq, number of transactions) without decoding the transactions."""
+    encoded = bytes(run.transactions)
+    count = array_length(encoded)
+    at = 1 if count < 16 else 3 if count < 65_536 else 5
+    # encoded[at] opens the first transaction, an array of 4 whose first item is its client_seq
+    tag = encoded[at + 1]
+    if tag < 0x80:
+        return tag, count
+    width = {0xCC: 1, 0xCD: 2, 0xCE: 4, 0xCF: 8}.get(tag)
+    if encoded[at] != 0x94 or width is None:
+        raise CorruptionError(f"a run of client {run.client} does not start with a transaction")
+    return int.from_bytes(encoded[at + 2 : at + 2 + width], "big"), count

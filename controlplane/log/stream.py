@@ -1,0 +1,222 @@
+"""Following the log live: contiguous frames from any position, with nothing dropped.
+
+The publisher alone is never trusted: it drops frames for a slow subscriber without telling either
+side. Every live message, heartbeats included, carries the writer's head; whenever the stream stands
+behind it, the missing range is fetched from the writer. ``StreamCursor`` decides that and is pure;
+``LogStream`` owns the sockets.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import TracebackType
+
+import zmq
+
+from pagetrail.catalog.errors import BadInputError, CorruptionError
+from pagetrail.controlplane.log import wire
+from pagetrail.controlplane.log.curve import secure_client
+from pagetrail.controlplane.log.endpoints import ClientKeys, check_endpoint
+from pagetrail.controlplane.log.errors import LogBehindError
+from pagetrail.controlplane.log.frames import Frame, decode_frame
+from pagetrail.controlplane.log.limits import LogLimits, check_limits
+
+
+@dataclass(slots=True)
+class StreamCursor:
+    """Where a reader of the log stands: the next ``seq``, the chain value there, the head heard.
+
+    ``chain`` is None until the first frame when the reader starts at a position whose chain value
+    it does not know.
+    """
+
+    next_seq: int
+    chain: bytes | None
+    head: int = 0
+
+    def hear(self, head: wire.Head) -> None:
+        """Take note of the writer's head. ``LogBehindError`` when it lies before this reader."""
+        if head.head < self.next_seq or (
+            head.head == self.next_seq and self.chain not in (None, head.chain)
+        ):
+            raise LogBehindError(
+                f"this reader holds the log up to seq {self.next_seq}, the writer of epoch "
+                f"{head.writer_epoch} stands at {head.head} or has another chain value there: "
+                "acknowledged facts were lost. Restore the log"
+            )
+        self.head = max(self.head, head.head)
+
+    @property
+    def behind(self) -> bool:
+        """Whether frames exist that this reader does not have."""
+        return self.head > self.next_seq
+
+    def take(self, frame: Frame) -> bool:
+        """Step over a frame if it is the next one; False for an old one or one after a gap."""
+        if frame.first_seq > self.next_seq or frame.next_seq <= self.next_seq:
+            return False
+        if frame.first_seq == self.next_seq and self.chain not in (
+            None,
+            frame.header.previous_chain,
+        ):
+            raise LogBehindError(
+                f"the frame at seq {frame.first_seq} does not continue what this reader holds: "
+                "the log was replaced by another. Rebuild the reader from the log"
+            )
+        self.next_seq = frame.next_seq
+        self.chain = frame.chain
+        self.head = max(self.head, frame.next_seq)
+        return True
+
+
+class LogStream:
+    """Frames of a served log from ``from_seq`` on; the first holds ``from_seq``.
+
+    ``chain`` is the chain value at ``from_seq`` when the reader knows it; the stream then proves
+    that it continues what the reader has. Belongs to one thread.
+    """
+
+    def __init__(
+        self,
+        endpoint: str,
+        publish_endpoint: str,
+        *,
+        from_seq: int = 0,
+        chain: bytes | None = None,
+        limits: LogLimits | None = None,
+        keys: ClientKeys | None = None,
+    ) -> None:
+        for address in (endpoint, publish_endpoint):
+            check_endpoint(address, keys=keys is not None)
+        self._endpoint = endpoint
+        self._limits = check_limits(limits or LogLimits())
+        self._keys = keys
+        self._cursor = StreamCursor(from_seq, chain)
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._asker: zmq.Socket[bytes] | None = None
+        self._request = 0
+        self._asked_ns = -self._limits.retry_ns
+        self._outstanding = False
+        self._live = self._context.socket(zmq.SUB)
+        self._live.set(zmq.RCVHWM, self._limits.live_frames)
+        self._live.set(zmq.SUBSCRIBE, b"")
+        if keys is not None:
+            secure_client(self._live, keys)
+        self._live.connect(publish_endpoint)
+        self._fetch()
+
+    @property
+    def next_seq(self) -> int:
+        """The ``seq`` after the last frame returned."""
+        return self._cursor.next_seq
+
+    @property
+    def head(self) -> int:
+        """The log's next ``seq``, as far as heard."""
+        return self._cursor.head
+
+    def poll(self, timeout_s: float) -> list[Frame]:
+        """Frames that follow the last one returned; empty when none came within the time.
+
+        ``LogBehindError`` when the served log lost or replaced what this reader holds;
+        ``BadInputError`` when the position is not kept any more.
+        """
+        deadline_ns = time.monotonic_ns() + int(timeout_s * 1e9)
+        while True:
+            frames = self._take_fetched() + self._take_live()
+            if frames:
+                return frames
+            now_ns = time.monotonic_ns()
+            due = now_ns - self._asked_ns >= self._limits.retry_ns
+            if (self._cursor.behind and not self._outstanding) or (self._outstanding and due):
+                self._fetch()
+            left_ns = deadline_ns - now_ns
+            if left_ns <= 0:
+                return []
+            self._wait(min(left_ns, self._limits.retry_ns))
+
+    def __iter__(self) -> Iterator[Frame]:
+        """Frames for ever; waits while there are none."""
+        while True:
+            yield from self.poll(self._limits.retry_ns / 1e9)
+
+    def close(self) -> None:
+        self._live.close(0)
+        if self._asker is not None:
+            self._asker.close(0)
+        self._context.term()
+
+    def __enter__(self) -> LogStream:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _wait(self, timeout_ns: int) -> None:
+        poller = zmq.Poller()
+        poller.register(self._live, zmq.POLLIN)
+        if self._asker is not None:
+            poller.register(self._asker, zmq.POLLIN)
+        poller.poll(max(timeout_ns // 1_000_000, 1))
+
+    def _fetch(self) -> None:
+        """Ask for what follows, over a fresh connection if the last question went unanswered."""
+        if self._outstanding and self._asker is not None:
+            self._asker.close(0)
+            self._asker = None
+        if self._asker is None:
+            self._asker = self._context.socket(zmq.DEALER)
+            if self._keys is not None:
+                secure_client(self._asker, self._keys)
+            self._asker.connect(self._endpoint)
+        self._request += 1
+        self._outstanding = True
+        self._asked_ns = time.monotonic_ns()
+        fetch = wire.Fetch(self._request, self._cursor.next_seq, self._limits.fetch_bytes)
+        self._asker.send_multipart([wire.FETCH, wire.encode(fetch)], zmq.NOBLOCK)
+
+    def _take_fetched(self) -> list[Frame]:
+        if self._asker is None:
+            return []
+        try:
+            parts = self._asker.recv_multipart(zmq.NOBLOCK)
+        except zmq.Again:
+            return []
+        verb, header = (*parts, b"", b"")[:2]
+        if wire.request_of(header) != self._request:
+            return []
+        self._outstanding = False
+        if verb == wire.REFUSED:
+            raise BadInputError(wire.decode(header, wire.Refused).message)
+        if verb != wire.FRAMES:
+            raise BadInputError(f"{self._endpoint} answered a fetch with the verb {verb!r}")
+        answer = wire.decode(header, wire.Frames)
+        self._cursor.hear(answer.head)
+        return [frame for frame in map(decode_frame, parts[2:]) if self._cursor.take(frame)]
+
+    def _take_live(self) -> list[Frame]:
+        frames = []
+        for _ in range(self._limits.live_frames):
+            try:
+                parts = self._live.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                break
+            if len(parts) < 2 or parts[0] not in (wire.TOPIC_FRAME, wire.TOPIC_HEAD):
+                raise CorruptionError(f"a live message starts with {parts[:1]!r}")
+            frame = decode_frame(parts[2]) if parts[0] == wire.TOPIC_FRAME else None
+            if frame is not None and self._cursor.take(frame):
+                frames.append(frame)
+            self._hear_live(wire.decode(parts[1], wire.Head))
+        return frames
+
+    def _hear_live(self, head: wire.Head) -> None:
+        """Live messages may be older than what was fetched, so only a newer head counts."""
+        if head.head >= self._cursor.next_seq:
+            self._cursor.hear(head)
