@@ -1,0 +1,168 @@
+"""The live index of the catalog: which chunks are known, and who holds a whole copy of each.
+
+A plain dictionary, folded from the same facts as a replica and read by the thread that decides,
+so the position it saw is exact. Owns no I/O and no database. What it answers is specified by the
+rules in ``rules/candidates.dl``; replay rebuilds it from facts.
+
+A holder is a (worker, tier) and has one bit, given in the order in which holders first report a
+ready copy. A holder has a node when it has a ready copy of every part that is bound to the node,
+and there is at least one part. Publishers bind a node and all of its parts in one transaction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+from .envelope import Fact, Op
+from .errors import BadInputError, CorruptionError, InvariantError
+from .facts import KindId, decode_body
+from .identity import node_id, part_id
+from .kinds.content import Copy, CopyState, Node, Part
+
+HOLDERS_MAX = 65_536
+"""Most (worker, tier) pairs over the life of a log; masks are as wide as the pairs seen."""
+
+_FOLDED = frozenset((KindId.NODE, KindId.PART, KindId.COPY))
+
+
+class Entry(msgspec.Struct, frozen=True, gc=False):
+    """One chunk as the catalog knows it. ``mask`` has a bit for each holder of a whole copy."""
+
+    parent_prefix: bytes
+    token_start: int
+    token_end: int
+    size_bytes: int  # all parts
+    mask: int
+
+
+class LiveIndex:
+    """The catalog as of ``position``, the number of facts applied."""
+
+    __slots__ = ("_bits", "_bound", "_entries", "_holders", "_keys", "_parts", "_ready", "position")
+
+    def __init__(self) -> None:
+        self.position = 0
+        self._entries: dict[bytes, dict[bytes, Entry]] = {}  # fingerprint -> prefix -> entry
+        self._keys: dict[bytes, tuple[bytes, bytes]] = {}  # node -> (fingerprint, prefix)
+        self._bound: dict[bytes, dict[bytes, int]] = {}  # node -> part -> bytes
+        self._parts: dict[bytes, bytes] = {}  # part -> node
+        self._ready: dict[bytes, int] = {}  # part -> mask of ready copies
+        self._bits: dict[tuple[str, int], int] = {}
+        self._holders: list[tuple[str, int]] = []
+
+    def entry(self, fingerprint: bytes, prefix: bytes) -> Entry | None:
+        """The chunk that ends the prefix, when it is known."""
+        entries = self._entries.get(fingerprint)
+        return None if entries is None else entries.get(prefix)
+
+    def holder(self, bit: int) -> tuple[str, int]:
+        """(worker, tier) behind a bit of a mask; the worker is empty for the object store.
+
+        Raises IndexError for a bit that no mask has.
+        """
+        if bit < 0:
+            raise IndexError(f"a mask has no bit {bit}")
+        return self._holders[bit]
+
+    def apply(self, facts: Iterable[Fact]) -> None:
+        """Fold facts that continue at ``position``; those of other kinds only count.
+
+        Raises, with the index unchanged: BadInputError on a gap, UnknownKindError and
+        CorruptionError as ``decode_body`` does, CorruptionError for an id that is not the digest
+        of what it names.
+        """
+        position = self.position
+        changes: list[tuple[bool, msgspec.Struct]] = []
+        for fact in facts:
+            if fact.seq != position:
+                raise BadInputError(
+                    f"fact {fact.seq} does not continue at {position}; fetch the range between "
+                    "from the log and apply it first"
+                )
+            position += 1
+            if fact.kind in _FOLDED:
+                body = decode_body(fact.kind, fact.schema_v, fact.body)
+                _check_ids(fact.seq, body)
+                changes.append((fact.op == Op.ASSERT, body))
+        for holds, body in changes:
+            if isinstance(body, Copy):
+                self._copy(body, holds and body.state == CopyState.READY)
+            elif isinstance(body, Part):
+                self._part(body, holds)
+            elif isinstance(body, Node):
+                self._node(body, holds)
+        self.position = position
+
+    def _copy(self, body: Copy, ready: bool) -> None:
+        holder = (body.worker, body.tier)
+        bit = self._bits.get(holder)
+        before = self._ready.get(body.part_id, 0)
+        if bit is None:
+            if not ready:
+                return
+            if len(self._holders) >= HOLDERS_MAX:
+                raise InvariantError(
+                    f"more than {HOLDERS_MAX} pairs of worker and tier have held copies; start a "
+                    "new log from a keyframe"
+                )
+            bit = self._bits[holder] = len(self._holders)
+            self._holders.append(holder)
+        after = before | 1 << bit if ready else before & ~(1 << bit)
+        if after == before:
+            return
+        if after:
+            self._ready[body.part_id] = after
+        else:
+            del self._ready[body.part_id]
+        node = self._parts.get(body.part_id)
+        if node is not None:
+            self._refresh(node)
+
+    def _part(self, body: Part, holds: bool) -> None:
+        if holds:
+            self._parts[body.part_id] = body.node_id
+            self._bound.setdefault(body.node_id, {})[body.part_id] = body.size_bytes
+        elif self._parts.pop(body.part_id, None) is not None:
+            bound = self._bound[body.node_id]
+            del bound[body.part_id]
+            if not bound:
+                del self._bound[body.node_id]
+        self._refresh(body.node_id)
+
+    def _node(self, body: Node, holds: bool) -> None:
+        if holds:
+            self._keys[body.node_id] = (body.fingerprint, body.prefix)
+            self._entries.setdefault(body.fingerprint, {})[body.prefix] = Entry(
+                body.parent_prefix, body.token_start, body.token_end, 0, 0
+            )
+            self._refresh(body.node_id)
+        elif self._keys.pop(body.node_id, None) is not None:
+            entries = self._entries[body.fingerprint]
+            del entries[body.prefix]
+            if not entries:
+                del self._entries[body.fingerprint]
+
+    def _refresh(self, node: bytes) -> None:
+        """Bring a known node's size and mask up to date with its parts and their copies."""
+        key = self._keys.get(node)
+        if key is None:
+            return
+        bound = self._bound.get(node, {})
+        mask = -1 if bound else 0
+        for part in bound:
+            mask &= self._ready.get(part, 0)
+        old = self._entries[key[0]][key[1]]
+        self._entries[key[0]][key[1]] = Entry(
+            old.parent_prefix, old.token_start, old.token_end, sum(bound.values()), mask
+        )
+
+
+def _check_ids(seq: int, body: msgspec.Struct) -> None:
+    """An id stands for what it is the digest of; a fact that says otherwise would let one
+    tenant's or model's state answer for another's."""
+    if isinstance(body, Node) and node_id(body.fingerprint, body.prefix) != body.node_id:
+        raise CorruptionError(f"fact {seq}: node_id is not the id of its fingerprint and prefix")
+    if isinstance(body, Part) and part_id(body.node_id, body.group, body.shard) != body.part_id:
+        raise CorruptionError(f"fact {seq}: part_id is not the id of its node, group and shard")
