@@ -1,0 +1,387 @@
+"""The CPU device: pages and row math carried out by the native core.
+
+Exact: a row's bits depend on its inputs, the weights and the instruction set, never on the batch,
+the threads, the cutting of the work or the pages. Owns the thread pool and the working memory of
+the merge; every launcher checks shapes and types first and raises KernelInputError.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from ctypes import byref
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from . import native_build, native_core
+from .abi import (
+    Floats,
+    Int32s,
+    Int64s,
+    KernelInputError,
+    RaggedBatch,
+    SlabSpec,
+    Storage,
+    check_page_tokens,
+)
+from .device import Activation, AttentionSpec, PackedLinear, PagePool
+from .native_core import address
+from .plan import Cut
+
+Item = TypeVar("Item", bound=np.generic)
+
+PANEL = 16
+LINES_PER_ITEM = 96
+THREADS_MAX = 256
+ROTARY_MAX = 2048
+
+
+class CpuDevice:
+    """Implements ``Device`` and ``RowMath`` with the native core.
+
+    ``target`` defaults to the widest instruction set of the machine. Raises NativeBuildError when
+    the core cannot be built.
+    """
+
+    def __init__(self, threads: int = 1, target: native_build.Target | None = None) -> None:
+        if not 1 <= threads <= THREADS_MAX:
+            raise KernelInputError(f"threads must lie in [1, {THREADS_MAX}], not {threads}")
+        self._target = target or native_build.detect_target()
+        self._core = native_core.load(native_build.build(self._target))
+        self._pool = self._core.pt_pool_new(threads)
+        self._threads = threads
+        self._partial: Floats = np.zeros(0, np.float32)
+        weakref.finalize(self, self._core.pt_pool_free, self._pool)
+
+    @property
+    def identity(self) -> tuple[tuple[str, str], ...]:
+        return (
+            ("core", native_build.source_digest()),
+            ("instruction_set", self._target.name),
+        )
+
+    # Pages
+
+    def allocate(self, spec: SlabSpec, pages: int, page_tokens: int) -> PagePool:
+        check_page_tokens(page_tokens)
+        if pages < 1:
+            raise KernelInputError(f"a pool needs at least one page, not {pages}")
+        shape = (spec.layers, pages, page_tokens, spec.heads, spec.width)
+        return PagePool(spec, pages, page_tokens, np.zeros(shape, spec.storage.dtype))
+
+    def append(self, pool: PagePool, layer: int, rows: Floats, slots: Int64s) -> None:
+        width = pool.spec.heads * pool.spec.width
+        _check_rows("rows", rows, len(slots), width)
+        outside = self._core.pt_append(
+            self._pool,
+            address(rows),
+            rows.strides[0] // 4,
+            len(slots),
+            width,
+            address(_contiguous("slots", slots, np.int64)),
+            pool.pages * pool.page_tokens,
+            self._layer(pool, layer),
+            pool.spec.storage,
+        )
+        if outside:
+            raise KernelInputError(
+                f"a slot lies past the pool of {pool.pages} pages of {pool.page_tokens} tokens"
+            )
+
+    def attention(
+        self,
+        what: AttentionSpec,
+        layer: int,
+        q: Floats,
+        keys: Sequence[PagePool],
+        values: PagePool,
+        batch: RaggedBatch,
+        out: Floats,
+        lse: Floats | None = None,
+    ) -> None:
+        heads, width = values.spec.heads, values.spec.width
+        if not 1 <= len(keys) <= native_core.KEY_SLABS_MAX:
+            raise KernelInputError(f"attention reads one or two key slabs, not {len(keys)}")
+        for pool in (*keys, values):
+            same = (pool.spec.heads, pool.spec.storage, pool.page_tokens) == (
+                heads,
+                values.spec.storage,
+                batch.page_tokens,
+            )
+            if not same:
+                raise KernelInputError(
+                    f"slab {pool.spec.name!r} has other heads, storage or page size than "
+                    f"{values.spec.name!r} and the batch"
+                )
+        if what.q_heads % heads:
+            raise KernelInputError(f"{what.q_heads} query heads do not group over {heads} KV heads")
+        _check_rows("q", q, batch.rows, what.q_heads * sum(pool.spec.width for pool in keys))
+        _check_rows("out", out, batch.rows, what.q_heads * width)
+        if lse is not None:
+            _check_rows("lse", lse, batch.rows, what.q_heads)
+            if not lse.flags.c_contiguous:
+                raise KernelInputError("lse must be contiguous")
+        padded = -(-width // PANEL) * PANEL
+        need = batch.partial_slots * what.q_heads * (padded + 2)
+        if need > self._partial.size:
+            self._partial = np.empty(need, np.float32)
+        slabs = [self._slab(pool, layer) for pool in keys]
+        arguments = native_core.Attention(
+            q=address(q),
+            ldq=q.strides[0] // 4,
+            rows=batch.rows,
+            q_heads=what.q_heads,
+            kv_heads=heads,
+            keys=(native_core.Slab * 2)(*slabs),
+            values=self._slab(values, layer),
+            key_slabs=len(slabs),
+            storage=values.spec.storage,
+            page_tokens=batch.page_tokens,
+            q_indptr=address(batch.q_indptr),
+            kv_len=address(batch.kv_len),
+            kv_base=address(batch.kv_base),
+            page_indptr=address(batch.page_indptr),
+            page_ids=address(batch.page_ids),
+            items=address(batch.items),
+            merge_indptr=address(batch.merge_indptr),
+            item_count=len(batch.items),
+            window=batch.window,
+            out=address(out),
+            ldo=out.strides[0] // 4,
+            lse=address(lse),
+            partial=address(self._partial),
+            scale=what.scale,
+        )
+        self._core.pt_attention(self._pool, byref(arguments))
+
+    def cut(self, q_heads: int, kv_heads: int, sequences: int) -> Cut:
+        rows = max(1, LINES_PER_ITEM // (q_heads // kv_heads))
+        return Cut(rows, self._threads > 1 and sequences * kv_heads < 4 * self._threads)
+
+    def page_copy(self, pool: PagePool, source: int, target: int) -> None:
+        if not (0 <= source < pool.pages and 0 <= target < pool.pages):
+            raise KernelInputError(f"pages {source} and {target} must lie in [0, {pool.pages})")
+        self._core.pt_page_copy(self._pool, *self._extent(pool), source, target)
+
+    def gather(
+        self, pool: PagePool, page_ids: Int32s, start: int, end: int
+    ) -> npt.NDArray[np.uint8]:
+        ids = _check_range(pool, page_ids, start, end)
+        packed = np.empty(pool.spec.layers * (end - start) * pool.spec.row_bytes, np.uint8)
+        self._core.pt_gather(
+            self._pool,
+            *self._extent(pool),
+            pool.spec.row_bytes,
+            pool.page_tokens,
+            address(ids),
+            start,
+            end,
+            address(packed),
+        )
+        return packed
+
+    def scatter(
+        self, pool: PagePool, page_ids: Int32s, start: int, end: int, packed: npt.NDArray[np.uint8]
+    ) -> None:
+        ids = _check_range(pool, page_ids, start, end)
+        need = pool.spec.layers * (end - start) * pool.spec.row_bytes
+        if packed.dtype != np.uint8 or packed.shape != (need,) or not packed.flags.c_contiguous:
+            raise KernelInputError(
+                f"rows [{start}, {end}) of slab {pool.spec.name!r} are {need} contiguous bytes, "
+                f"not {packed.shape} of {packed.dtype}"
+            )
+        self._core.pt_scatter(
+            self._pool,
+            *self._extent(pool),
+            pool.spec.row_bytes,
+            pool.page_tokens,
+            address(ids),
+            start,
+            end,
+            address(packed),
+        )
+
+    def poison(self, pool: PagePool, page_ids: Int32s) -> None:
+        ids = _contiguous("page_ids", page_ids, np.int32)
+        _check_indices("page ids", ids, pool.pages)
+        pool.array[:, ids] = 0x7FC0 if pool.spec.storage is Storage.BF16 else np.nan
+
+    def _extent(self, pool: PagePool) -> tuple[int | None, int, int, int]:
+        """Base address, layers, bytes of a layer, bytes of a page."""
+        array = pool.array
+        return address(array), pool.spec.layers, array.strides[0], array.strides[1]
+
+    def _layer(self, pool: PagePool, layer: int) -> int:
+        if not 0 <= layer < pool.spec.layers:
+            raise KernelInputError(
+                f"slab {pool.spec.name!r} has {pool.spec.layers} layers, not layer {layer}"
+            )
+        return pool.array.ctypes.data + layer * pool.array.strides[0]
+
+    def _slab(self, pool: PagePool, layer: int) -> native_core.Slab:
+        element = pool.spec.storage.element_bytes
+        strides = [stride // element for stride in pool.array.strides]
+        return native_core.Slab(
+            self._layer(pool, layer), strides[1], strides[2], strides[3], pool.spec.width
+        )
+
+    # Row math
+
+    def pack(self, weight: Floats, storage: Storage, bias: Floats | None = None) -> PackedLinear:
+        if weight.ndim != 2 or weight.dtype != np.float32:
+            raise KernelInputError(
+                f"a linear weight is fp32 [outputs, depth], not {weight.shape} of {weight.dtype}"
+            )
+        outputs, depth = weight.shape
+        if bias is not None and (bias.shape != (outputs,) or bias.dtype != np.float32):
+            raise KernelInputError(f"a bias is fp32 [{outputs}], not {bias.shape} of {bias.dtype}")
+        panels = -(-outputs // PANEL)
+        data = np.empty((panels, depth, PANEL), storage.dtype)
+        weight = np.ascontiguousarray(weight)
+        self._core.pt_pack(self._pool, address(weight), outputs, depth, storage, address(data))
+        return PackedLinear(
+            outputs, depth, storage, data, None if bias is None else np.ascontiguousarray(bias)
+        )
+
+    def linear(self, x: Floats, weight: PackedLinear, out: Floats, add: bool = False) -> None:
+        _check_rows("x", x, len(x), weight.depth)
+        _check_rows("out", out, len(x), weight.outputs)
+        self._core.pt_linear(
+            self._pool,
+            address(x),
+            x.strides[0] // 4,
+            len(x),
+            weight.depth,
+            address(weight.data),
+            weight.storage,
+            weight.outputs,
+            address(weight.bias),
+            address(out),
+            out.strides[0] // 4,
+            add,
+        )
+
+    def rows_of(self, weight: PackedLinear, rows: Int32s) -> Floats:
+        rows = _contiguous("rows", rows, np.int32)
+        _check_indices("rows", rows, weight.outputs)
+        out = np.empty((len(rows), weight.depth), np.float32)
+        self._core.pt_unpack_rows(
+            address(weight.data),
+            weight.depth,
+            weight.storage,
+            address(rows),
+            len(rows),
+            address(out),
+        )
+        return out
+
+    def rms_norm(
+        self, x: Floats, groups: int, weight: Floats, plus: float, eps: float, out: Floats
+    ) -> None:
+        width = groups * len(weight)
+        _check_rows("x", x, len(x), width)
+        _check_rows("out", out, len(x), width)
+        self._core.pt_rms_norm(
+            self._pool,
+            address(x),
+            x.strides[0] // 4,
+            len(x),
+            groups,
+            len(weight),
+            address(_contiguous("weight", weight, np.float32)),
+            plus,
+            eps,
+            address(out),
+            out.strides[0] // 4,
+        )
+
+    def rope(
+        self,
+        x: Floats,
+        heads: int,
+        head_width: int,
+        offset: int,
+        positions: Int32s,
+        tables: tuple[Floats, Floats],
+        interleaved: bool = False,
+    ) -> None:
+        cosines, sines = tables
+        rotary = 2 * cosines.shape[1]
+        _check_rows("x", x, len(positions), heads * head_width)
+        if offset + rotary > head_width or rotary > ROTARY_MAX or cosines.shape != sines.shape:
+            raise KernelInputError(
+                f"{rotary} rotary values from {offset} on do not fit a head of {head_width}"
+            )
+        _check_indices("positions", positions, len(cosines))
+        self._core.pt_rope(
+            self._pool,
+            x.ctypes.data + 4 * offset,
+            x.strides[0] // 4,
+            len(x),
+            heads,
+            head_width,
+            rotary,
+            address(_contiguous("positions", positions, np.int32)),
+            address(cosines),
+            address(sines),
+            interleaved,
+        )
+
+    def gated(self, x: Floats, kind: Activation, out: Floats) -> None:
+        width = out.shape[1]
+        _check_rows("x", x, len(out), 2 * width)
+        _check_rows("out", out, len(out), width)
+        self._core.pt_gated(
+            self._pool,
+            address(x),
+            x.strides[0] // 4,
+            len(x),
+            width,
+            kind,
+            address(out),
+            out.strides[0] // 4,
+        )
+
+
+def _check_rows(name: str, array: Floats, rows: int, width: int) -> None:
+    """An fp32 matrix whose rows are contiguous; the rows themselves may lie apart."""
+    if (
+        array.dtype != np.float32
+        or array.shape != (rows, width)
+        or (array.size and array.strides[1] != 4)
+        or array.strides[0] % 4
+    ):
+        raise KernelInputError(
+            f"{name} must be fp32 [{rows}, {width}] with contiguous rows, "
+            f"not {array.shape} of {array.dtype} with strides {array.strides}"
+        )
+
+
+def _check_indices(name: str, indices: npt.NDArray[np.integer], limit: int) -> None:
+    if indices.size and not (int(indices.min()) >= 0 and int(indices.max()) < limit):
+        raise KernelInputError(
+            f"{name} must lie in [0, {limit}), found {indices.min()}..{indices.max()}"
+        )
+
+
+def _contiguous(name: str, array: npt.NDArray[Item], dtype: type[Item]) -> npt.NDArray[Item]:
+    if array.dtype != dtype or array.ndim != 1 or not array.flags.c_contiguous:
+        raise KernelInputError(
+            f"{name} must be a contiguous vector of {np.dtype(dtype)}, "
+            f"not {array.shape} of {array.dtype}"
+        )
+    return array
+
+
+def _check_range(pool: PagePool, page_ids: Int32s, start: int, end: int) -> Int32s:
+    ids = np.ascontiguousarray(page_ids, np.int32)
+    if not 0 <= start <= end or -(-end // pool.page_tokens) > len(ids):
+        raise KernelInputError(
+            f"rows [{start}, {end}) need {-(-end // pool.page_tokens)} pages of "
+            f"{pool.page_tokens} tokens, the table has {len(ids)}"
+        )
+    used = ids[start // pool.page_tokens : -(-end // pool.page_tokens)]
+    _check_indices("page ids", used, pool.pages)
+    return ids

@@ -1,0 +1,106 @@
+// Page pools: routed append, page copy, and the gather and scatter of token rows.
+//
+// A slab's pool is [layers, pages, page_tokens, width]. Slots are page * page_tokens + offset.
+// Nothing here reads or writes a row that it was not pointed at.
+
+#include <algorithm>
+
+#include "pool.h"
+#include "storage.h"
+
+namespace pt {
+namespace {
+
+template <class S>
+void narrow_row(const float* from, int64_t n, typename S::T* to) {
+    int64_t i = 0;
+    for (; i + LANES <= n; i += LANES) S::store8(to + i, load8(from + i));
+    for (; i < n; i++) to[i] = S::narrow(from[i]);
+}
+
+template <class S>
+int32_t append(Pool* pool, const float* rows, int64_t ldr, int64_t count, int64_t width,
+               const int64_t* slots, int64_t slots_max, typename S::T* layer) {
+    std::atomic<int32_t> outside{0};
+    constexpr int64_t rows_a_task = 64;
+    pool->run((count + rows_a_task - 1) / rows_a_task, [&](int64_t task, int) {
+        const int64_t end = std::min(count, (task + 1) * rows_a_task);
+        for (int64_t r = task * rows_a_task; r < end; r++) {
+            if (slots[r] < 0) continue;
+            if (slots[r] >= slots_max) {
+                outside.store(1, std::memory_order_relaxed);
+                continue;
+            }
+            narrow_row<S>(rows + r * ldr, width, layer + slots[r] * width);
+        }
+    });
+    return outside.load();
+}
+
+// Calls body(pool bytes, packed bytes, length) for every run of rows inside one page.
+template <class Body>
+void each_run(char* base, int64_t layer_bytes, int64_t page_bytes, int64_t row_bytes,
+              int64_t page_tokens, const int32_t* pages, int64_t start, int64_t end, int64_t layer,
+              Body body) {
+    char* from = base + layer * layer_bytes;
+    int64_t packed = layer * (end - start) * row_bytes;
+    for (int64_t row = start; row < end;) {
+        const int64_t offset = row % page_tokens;
+        const int64_t n = std::min(page_tokens - offset, end - row);
+        body(from + int64_t(pages[row / page_tokens]) * page_bytes + offset * row_bytes, packed,
+             n * row_bytes);
+        packed += n * row_bytes;
+        row += n;
+    }
+}
+
+}  // namespace
+}  // namespace pt
+
+using namespace pt;
+
+extern "C" {
+
+// Returns 1 when some slot lay past the pool (that row is skipped), else 0.
+int32_t pt_append(void* pool, const float* rows, int64_t ldr, int64_t count, int64_t width,
+                  const int64_t* slots, int64_t slots_max, void* layer, int32_t storage) {
+    Pool* p = static_cast<Pool*>(pool);
+    if (storage == STORE_F32)
+        return append<F32>(p, rows, ldr, count, width, slots, slots_max, static_cast<float*>(layer));
+    uint16_t* half = static_cast<uint16_t*>(layer);
+    if (storage == STORE_F16)
+        return append<F16>(p, rows, ldr, count, width, slots, slots_max, half);
+    return append<BF16>(p, rows, ldr, count, width, slots, slots_max, half);
+}
+
+void pt_page_copy(void* pool, void* base, int64_t layers, int64_t layer_bytes, int64_t page_bytes,
+                  int64_t source, int64_t target) {
+    static_cast<Pool*>(pool)->run(layers, [&](int64_t layer, int) {
+        char* at = static_cast<char*>(base) + layer * layer_bytes;
+        std::memcpy(at + target * page_bytes, at + source * page_bytes, size_t(page_bytes));
+    });
+}
+
+// Rows [start, end) of a page table, layer by layer, into packed bytes.
+void pt_gather(void* pool, void* base, int64_t layers, int64_t layer_bytes, int64_t page_bytes,
+               int64_t row_bytes, int64_t page_tokens, const int32_t* pages, int64_t start,
+               int64_t end, void* packed) {
+    static_cast<Pool*>(pool)->run(layers, [&](int64_t layer, int) {
+        each_run(static_cast<char*>(base), layer_bytes, page_bytes, row_bytes, page_tokens, pages,
+                 start, end, layer, [&](char* at, int64_t offset, int64_t n) {
+                     std::memcpy(static_cast<char*>(packed) + offset, at, size_t(n));
+                 });
+    });
+}
+
+void pt_scatter(void* pool, void* base, int64_t layers, int64_t layer_bytes, int64_t page_bytes,
+                int64_t row_bytes, int64_t page_tokens, const int32_t* pages, int64_t start,
+                int64_t end, const void* packed) {
+    static_cast<Pool*>(pool)->run(layers, [&](int64_t layer, int) {
+        each_run(static_cast<char*>(base), layer_bytes, page_bytes, row_bytes, page_tokens, pages,
+                 start, end, layer, [&](char* at, int64_t offset, int64_t n) {
+                     std::memcpy(at, static_cast<const char*>(packed) + offset, size_t(n));
+                 });
+    });
+}
+}

@@ -1,0 +1,128 @@
+// Vectors of eight floats in GCC's vector extension: one source for every instruction set.
+//
+// Owns the elementary operations whose rounding the whole core depends on. Compiled with
+// -ffp-contract=off: a product and a sum become one fused operation only where fma8 is written, so
+// the bits of a result are a function of this text and of the instruction set it is built for.
+
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#if defined(__FMA__) || defined(__F16C__)
+#include <immintrin.h>
+#endif
+
+namespace pt {
+
+typedef float v8 __attribute__((vector_size(32)));
+typedef int32_t v8i __attribute__((vector_size(32)));
+typedef float v8_unaligned __attribute__((vector_size(32), aligned(4), may_alias));
+
+constexpr int LANES = 8;
+
+inline v8 set1(float x) { return v8{x, x, x, x, x, x, x, x}; }
+inline v8i set1i(int32_t x) { return v8i{x, x, x, x, x, x, x, x}; }
+inline v8 load8(const float* p) { return *reinterpret_cast<const v8_unaligned*>(p); }
+inline void store8(float* p, v8 x) { *reinterpret_cast<v8_unaligned*>(p) = x; }
+
+inline v8 load_first(const float* p, int64_t n) {
+    v8 x = set1(0.0f);
+    std::memcpy(&x, p, size_t(n) * sizeof(float));
+    return x;
+}
+inline void store_first(float* p, v8 x, int64_t n) { std::memcpy(p, &x, size_t(n) * sizeof(float)); }
+
+inline v8 fma8(v8 a, v8 b, v8 c) {
+#ifdef __FMA__
+    return _mm256_fmadd_ps(a, b, c);
+#else
+    return a * b + c;
+#endif
+}
+
+inline v8 select(v8i mask, v8 yes, v8 no) {
+    return reinterpret_cast<v8>((mask & reinterpret_cast<v8i>(yes)) |
+                                (~mask & reinterpret_cast<v8i>(no)));
+}
+inline v8 max8(v8 a, v8 b) { return select(a > b, a, b); }
+
+// Lane sums and maxima in one fixed tree: (i, i+4), then (i, i+2), then (i, i+1).
+inline float sum_lanes(v8 x) {
+    float a = x[0] + x[4], b = x[1] + x[5], c = x[2] + x[6], d = x[3] + x[7];
+    return (a + c) + (b + d);
+}
+inline float max_lanes(v8 x) {
+    float m = x[0];
+    for (int i = 1; i < LANES; i++) m = x[i] > m ? x[i] : m;
+    return m;
+}
+
+// 2^x. Round to the nearest integer n by the usual shift into the low mantissa bits, Taylor series
+// of 2^f on |f| <= 1/2 (relative error below 1e-8), then n added to the exponent. Below -126 and
+// for -inf the result is 0; NaN stays NaN. Exact for integers, so 2^0 is 1.
+inline v8 exp2_8(v8 x) {
+    const v8 shift = set1(12582912.0f);
+    const v8i tiny = x < set1(-126.0f);
+    v8 inside = select(tiny, set1(0.0f), x);
+    inside = select(inside > set1(127.0f), set1(127.0f), inside);
+    const v8 n = (inside + shift) - shift;
+    const v8 f = inside - n;
+    v8 p = set1(1.5252734e-05f);
+    p = fma8(p, f, set1(1.5403530e-04f));
+    p = fma8(p, f, set1(1.3333558e-03f));
+    p = fma8(p, f, set1(9.6181291e-03f));
+    p = fma8(p, f, set1(5.5504109e-02f));
+    p = fma8(p, f, set1(2.4022651e-01f));
+    p = fma8(p, f, set1(6.9314718e-01f));
+    p = fma8(p, f, set1(1.0f));
+    const v8i bits = reinterpret_cast<v8i>(inside + shift) << 23;
+    const v8 scaled = reinterpret_cast<v8>(reinterpret_cast<v8i>(p) + bits);
+    const v8 finite = select(tiny, set1(0.0f), scaled);
+    return select(x == x, finite, x);
+}
+
+// e^x by Cody and Waite's reduction: x = n ln 2 + r, |r| <= ln 2 / 2.
+inline v8 exp_8(v8 x) {
+    const v8 shift = set1(12582912.0f);
+    const v8i tiny = x < set1(-87.0f);
+    v8 inside = select(tiny, set1(0.0f), x);
+    inside = select(inside > set1(88.0f), set1(88.0f), inside);
+    const v8 biased = inside * set1(1.4426950408889634f) + shift;
+    const v8 n = biased - shift;
+    v8 r = inside - n * set1(0.693359375f);
+    r = r - n * set1(-2.12194440e-4f);
+    v8 p = set1(1.9841270e-04f);
+    p = fma8(p, r, set1(1.3888889e-03f));
+    p = fma8(p, r, set1(8.3333333e-03f));
+    p = fma8(p, r, set1(4.1666667e-02f));
+    p = fma8(p, r, set1(1.6666667e-01f));
+    p = fma8(p, r, set1(0.5f));
+    p = fma8(p, r, set1(1.0f));
+    p = fma8(p, r, set1(1.0f));
+    const v8i bits = reinterpret_cast<v8i>(biased) << 23;
+    const v8 scaled = reinterpret_cast<v8>(reinterpret_cast<v8i>(p) + bits);
+    const v8 finite = select(tiny, set1(0.0f), scaled);
+    return select(x == x, finite, x);
+}
+
+// rows[0..7] of 8 floats -> columns, in place.
+inline void transpose8(v8 r[8]) {
+    v8 t[8], u[8];
+    for (int i = 0; i < 8; i += 2) {
+        t[i] = __builtin_shufflevector(r[i], r[i + 1], 0, 8, 1, 9, 4, 12, 5, 13);
+        t[i + 1] = __builtin_shufflevector(r[i], r[i + 1], 2, 10, 3, 11, 6, 14, 7, 15);
+    }
+    for (int i = 0; i < 8; i += 4) {
+        u[i] = __builtin_shufflevector(t[i], t[i + 2], 0, 1, 8, 9, 4, 5, 12, 13);
+        u[i + 1] = __builtin_shufflevector(t[i], t[i + 2], 2, 3, 10, 11, 6, 7, 14, 15);
+        u[i + 2] = __builtin_shufflevector(t[i + 1], t[i + 3], 0, 1, 8, 9, 4, 5, 12, 13);
+        u[i + 3] = __builtin_shufflevector(t[i + 1], t[i + 3], 2, 3, 10, 11, 6, 7, 14, 15);
+    }
+    for (int i = 0; i < 4; i++) {
+        r[i] = __builtin_shufflevector(u[i], u[i + 4], 0, 1, 2, 3, 8, 9, 10, 11);
+        r[i + 4] = __builtin_shufflevector(u[i], u[i + 4], 4, 5, 6, 7, 12, 13, 14, 15);
+    }
+}
+
+}  // namespace pt
