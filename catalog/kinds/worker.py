@@ -127,6 +127,7 @@ class PagesAdopted(msgspec.Struct, frozen=True, array_like=True):
     stream: Stream
     node: NodeNumber
     columns: Annotated[int, Meta(description="columns of the path from the root, inside node")]
+    rows: Annotated[int, Meta(description="rows counted of them; 0: every row")] = 0
 
 
 class AdoptionUndone(msgspec.Struct, frozen=True, array_like=True):

@@ -1,0 +1,169 @@
+"""Everything a page owner remembers, and the few moves that all operations share.
+
+Owns the composition of pools, kept tree, routes and leases. The operations themselves are plain
+functions over it (beginning.py, growing.py, keeping.py, leases.py), listed in commands.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pagetrail.catalog.errors import BadInputError
+from pagetrail.catalog.kinds.worker import PoolSpec
+
+from .book import Pool
+from .kept import KeptTree
+from .runs import NO_NUMBER, Run, path_up
+
+GROUPS_MAX = 64
+PAGE_TOKENS_MAX = 65_536
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What a page owner is built from."""
+
+    pools: tuple[PoolSpec, ...]
+    page_tokens: int
+    verify_rows: int
+    kept_columns_max: int
+    kept_nodes_max: int
+
+    def __post_init__(self) -> None:
+        if not 1 <= len(self.pools) <= GROUPS_MAX:
+            raise BadInputError(
+                f"a page owner has 1 to {GROUPS_MAX} pools, not {len(self.pools)}; "
+                "give one PoolSpec per layout group"
+            )
+        if not 1 <= self.page_tokens <= PAGE_TOKENS_MAX:
+            raise BadInputError(
+                f"page_tokens must be 1 to {PAGE_TOKENS_MAX}, not {self.page_tokens}"
+            )
+        for pool in self.pools:
+            if pool.window_tokens != 0 and pool.window_tokens < 2:
+                raise BadInputError(
+                    f"group {pool.name!r} attends a window of {pool.window_tokens} rows; a window "
+                    "has at least 2, and 0 means all rows"
+                )
+        for name in ("verify_rows", "kept_columns_max", "kept_nodes_max"):
+            if getattr(self, name) < 0:
+                raise BadInputError(f"{name} must not be negative, not {getattr(self, name)}")
+
+    def floor_column(self, group: int, rows: int) -> int:
+        """The first column whose page the group still needs when the next row is ``rows``.
+
+        The next token of a window group reads rows ``[max(0, rows - window + 1), rows)``.
+        """
+        window = self.pools[group].window_tokens
+        if window == 0:
+            return 0
+        return max(0, rows - window + 1) // self.page_tokens
+
+
+class Route:
+    """A stream's place in the tree of runs: its page tables, rows and what it may still take."""
+
+    __slots__ = ("adopted_columns", "adopted_rows", "end", "promised", "rows", "stream")
+
+    def __init__(self, stream: int, end: Run, rows: int, groups: int) -> None:
+        self.stream = stream
+        self.end = end
+        self.rows = rows
+        self.adopted_columns = end.end
+        self.adopted_rows = rows
+        self.promised = [0] * groups
+
+    @property
+    def columns(self) -> int:
+        """Columns the route covers; the last may be partly filled."""
+        return self.end.end
+
+
+class Books:
+    """The state of a page owner. Mutated only by the operations that commands.py lists."""
+
+    __slots__ = ("commands", "pools", "routes", "shape", "tree", "windows")
+
+    def __init__(self, shape: Shape) -> None:
+        self.shape = shape
+        self.pools = [Pool(pool.pages) for pool in shape.pools]
+        self.tree = KeptTree(len(shape.pools))
+        self.routes: dict[int, Route] = {}
+        self.commands = 0  # applied so far; while one is applied, its own number
+        self.windows = tuple(
+            group for group, pool in enumerate(shape.pools) if pool.window_tokens != 0
+        )
+
+    def route(self, stream: int) -> Route:
+        """A stream's route. Raises BadInputError when the stream has none."""
+        route = self.routes.get(stream)
+        if route is None:
+            raise BadInputError(
+                f"stream {stream} holds no route; it must adopt (maybe no) pages first, and it "
+                "leaves once"
+            )
+        return route
+
+    def new_stream(self, stream: int) -> None:
+        """Check that a stream may begin. Raises BadInputError."""
+        if stream < 1:
+            raise BadInputError(f"streams are numbered from 1, not {stream}")
+        if stream in self.routes:
+            raise BadInputError(f"stream {stream} has a route already; finish it first")
+
+    def enter(self, end: Run) -> None:
+        """One more user of the whole path to ``end``."""
+        for run in path_up(end):
+            if run.holders == 0 and run.number != NO_NUMBER:
+                self.tree.count_idle(run, -1)
+            run.holders += 1
+
+    def leave(self, end: Run) -> None:
+        """One user fewer of the whole path to ``end``; what nobody holds any more is free."""
+        freed: list[list[int]] = [[] for _ in self.pools]
+        for run in path_up(end):
+            self.drop_users(run, 1, freed)
+        self.give(freed)
+
+    def drop_users(self, run: Run, users: int, freed: list[list[int]]) -> None:
+        """``holders`` fewer users of one run; pages without a holder are added to ``freed``."""
+        run.holders -= users
+        if run.holders == 0:
+            if run.number != NO_NUMBER:
+                self.tree.count_idle(run, 1)
+            else:
+                for ids, released in zip(run.pages, freed, strict=True):
+                    released += ids
+
+    def give(self, freed: list[list[int]]) -> None:
+        """Give pages back to their pools."""
+        for pool, ids in zip(self.pools, freed, strict=True):
+            if ids:
+                pool.give(ids)
+
+
+def check_floors(books: Books, run: Run, columns: int, rows: int) -> None:
+    """Check that a continuation at ``rows`` finds all the pages that its next token reads.
+
+    ``run`` is the run of its path that covers column ``columns - 1``. Raises BadInputError when
+    a window group has given some of them back.
+    """
+    for group in books.windows:
+        floor = books.shape.floor_column(group, rows)
+        first = first_present(run, group)
+        if first > min(floor, columns):
+            raise BadInputError(
+                f"a continuation at row {rows} reads group {books.shape.pools[group].name!r} from "
+                f"column {floor}, and its pages start at column {first}; choose a later row, or "
+                "recompute"
+            )
+
+
+def first_present(run: Run, group: int) -> int:
+    """The first column from which on the path up to ``run``'s end has all pages of the group."""
+    while run.parent is not None:
+        present = len(run.pages[group])
+        if present < run.columns:
+            return run.end - present
+        run = run.parent
+    return 0

@@ -1,0 +1,29 @@
+"""Which operation carries out which command: the whole list of what changes a page owner."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+import msgspec
+
+from pagetrail.catalog.kinds import worker
+
+from . import beginning, growing, keeping
+from .books import Books
+
+OPERATIONS: Mapping[type[msgspec.Struct], Callable[[Books, Any], None]] = MappingProxyType(
+    {
+        worker.PagesAdopted: beginning.adopt,
+        worker.AdoptionUndone: beginning.undo,
+        worker.PagesPromised: beginning.promise,
+        worker.StreamFinished: beginning.finish,
+        worker.RowsAdvanced: growing.advance,
+        worker.RowsRestored: growing.restore,
+        worker.RouteForked: keeping.fork,
+        worker.PromptKept: keeping.keep,
+        worker.NodesEvicted: keeping.evict,
+        worker.NodeDurable: keeping.durable,
+    }
+)

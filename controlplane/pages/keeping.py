@@ -1,0 +1,194 @@
+"""How runs come to be shared and let go: fork, keep, evict, durable.
+
+On a keep whose leading columns the tree already holds, the stream swaps to the tree's pages and
+its duplicates are freed. That is right only when a resumed computation equals a fresh one bit for
+bit; a worker that cannot promise this keeps with ``shared`` equal to what it adopted.
+"""
+
+from __future__ import annotations
+
+from pagetrail.catalog.errors import BadInputError
+from pagetrail.catalog.kinds.worker import NodeDurable, NodesEvicted, PromptKept, RouteForked
+
+from .books import Books, Route, check_floors, first_present
+from .runs import NO_NUMBER, Run, join_front, path_down, path_up, split_front
+
+
+def fork(books: Books, command: RouteForked) -> None:
+    """A new stream shares the columns that cover the source's first rows."""
+    books.new_stream(command.stream)
+    source = books.route(command.source)
+    if not 1 <= command.rows <= source.rows:
+        raise BadInputError(
+            f"stream {command.source} has {source.rows} rows; a fork shares 1 to that many, not "
+            f"{command.rows}"
+        )
+    columns = -(-command.rows // books.shape.page_tokens)
+    check_floors(books, ancestor_at(source.end, columns), columns, command.rows)
+    end = route_run_ending_at(books, source, columns)
+    books.enter(end)
+    route = Route(command.stream, end, command.rows, len(books.pools))
+    books.routes[command.stream] = route
+
+
+def keep(books: Books, command: PromptKept) -> None:
+    """A stream's leading columns stay in the tree after it."""
+    route = books.route(command.stream)
+    tree = books.tree
+    shared, columns = command.shared, command.columns
+    if not 1 <= columns <= route.columns or not 0 <= shared <= columns:
+        raise BadInputError(
+            f"stream {command.stream} covers {route.columns} columns; it cannot keep {columns} of "
+            f"them with {shared} in the tree already"
+        )
+    found = tree.locate(command.node, shared)
+    held = kept_end(route)
+    if shared < held.end or ancestor_at(found, held.end) is not held:
+        raise BadInputError(
+            f"stream {command.stream} holds {held.end} kept columns up to node {held.number}; "
+            f"{shared} columns into node {command.node} are not a continuation of them"
+        )
+    new = columns - shared
+    if tree.columns + new > books.shape.kept_columns_max:
+        raise BadInputError(
+            f"keeping {new} columns beside {tree.columns} would pass the limit of "
+            f"{books.shape.kept_columns_max}; evict first, or do not keep"
+        )
+    if new and len(tree) >= books.shape.kept_nodes_max:
+        raise BadInputError(
+            f"{len(tree)} nodes are kept and the limit is {books.shape.kept_nodes_max}; evict "
+            "first, or do not keep"
+        )
+    check_floors(books, ancestor_at(route.end, columns), columns, columns * books.shape.page_tokens)
+    if shared > held.end:
+        check_swap(books, route, found)
+    anchor = tree.split_at(found, shared) if shared else tree.root
+    if shared > held.end:
+        swap(books, route, held, anchor)
+    end = anchor
+    if new:
+        split_route(route, columns)
+        for run in joined(books, route, shared, columns):
+            tree.keep(run, books.commands)
+            end = run
+    tree.refresh(end, books.commands)
+
+
+def swap(books: Books, route: Route, held: Run, anchor: Run) -> None:
+    """The route's columns between ``held`` and ``anchor`` are given up for the tree's.
+
+    Every stream that passes through the route's first run below them goes along.
+    """
+    split_route(route, anchor.end)
+    own = [run for run in path_down(route.end) if run.start >= held.end]
+    duplicates = [run for run in own if run.end <= anchor.end]
+    below = own[len(duplicates)] if len(own) > len(duplicates) else None
+    moving = 1 if below is None else below.holders - below.pins
+    run = anchor
+    while run is not held and run.parent is not None:
+        if run.holders == 0:
+            books.tree.count_idle(run, -1)
+        run.holders += moving
+        run = run.parent
+    freed: list[list[int]] = [[] for _ in books.pools]
+    for run in duplicates:
+        books.drop_users(run, moving, freed)
+    if below is None:
+        route.end = anchor
+    else:
+        below.parent = anchor
+    books.give(freed)
+
+
+def check_swap(books: Books, route: Route, found: Run) -> None:
+    """Check that the tree still has the window pages that the route would read from it."""
+    for group in books.windows:
+        floor = books.shape.floor_column(group, route.rows)
+        first = first_present(found, group)
+        if floor < first:
+            raise BadInputError(
+                f"stream {route.stream} reads group {books.shape.pools[group].name!r} from column "
+                f"{floor} and node {found.number} has its pages from column {first} on; keep "
+                "without swapping"
+            )
+
+
+def evict(books: Books, command: NodesEvicted) -> None:
+    """Cut columns off the tails of leaves, in order; every cut page has the tree alone."""
+    if not command.victims:
+        raise BadInputError("an eviction names at least one victim")
+    tree = books.tree
+    left: dict[int, int] = {}
+    lost_children: dict[int, int] = {}
+    for number, columns in command.victims:
+        run = tree.node(number)
+        remaining = left.get(number, run.columns)
+        if run.parent is None or not 1 <= columns <= remaining:
+            raise BadInputError(
+                f"node {number} has {remaining} columns to evict; {columns} cannot be cut off it"
+            )
+        if run.children != lost_children.get(number, 0):
+            raise BadInputError(f"node {number} has kept columns below it; evict those first")
+        if run.holders:
+            raise BadInputError(
+                f"node {number} is held by {run.holders} streams or leases; choose another victim"
+            )
+        left[number] = remaining - columns
+        if remaining == columns:
+            parent = run.parent.number
+            lost_children[parent] = lost_children.get(parent, 0) + 1
+    freed: list[list[int]] = [[] for _ in books.pools]
+    for number, columns in command.victims:
+        for ids, released in zip(tree.cut(tree.node(number), columns), freed, strict=True):
+            released += ids
+    books.give(freed)
+
+
+def durable(books: Books, command: NodeDurable) -> None:
+    """An acknowledged publication covers the path to the node's first columns."""
+    books.tree.mark_durable(books.tree.locate(command.node, command.columns), command.columns)
+
+
+def kept_end(route: Route) -> Run:
+    """The last kept run of a route; the root when there is none."""
+    run = route.end
+    while run.number == NO_NUMBER and run.parent is not None:
+        run = run.parent
+    return run
+
+
+def ancestor_at(run: Run, columns: int) -> Run:
+    """The run of the path to ``run`` that covers column ``columns - 1``; the root for 0."""
+    while run.start >= columns and run.parent is not None:
+        run = run.parent
+    return run
+
+
+def split_route(route: Route, columns: int) -> None:
+    """Make a run that only streams hold end at ``columns``, if the route has one across it."""
+    for run in path_up(route.end):
+        if run.start < columns < run.end:
+            split_front(run, columns - run.start)
+            return
+
+
+def route_run_ending_at(books: Books, route: Route, columns: int) -> Run:
+    """The route's run that ends at ``columns``; split there if need be."""
+    run = ancestor_at(route.end, columns)
+    if run.end == columns:
+        return run
+    if run.number != NO_NUMBER:
+        return books.tree.split_at(run, columns)
+    return split_front(run, columns - run.start)
+
+
+def joined(books: Books, route: Route, start: int, end: int) -> list[Run]:
+    """The route's own runs inside ``[start, end)`` from the top, neighbours with the same
+    users made one."""
+    runs: list[Run] = []
+    for run in path_down(route.end):
+        if start <= run.start < end:
+            if runs and runs[-1].holders == run.holders and not run.pins:
+                join_front(run, runs.pop())
+            runs.append(run)
+    return runs

@@ -1,0 +1,231 @@
+"""The page owner: one book of pages for every stream and every kept prompt of a worker.
+
+It folds commands (``apply``); nothing else changes what a policy can see. The same class serves
+production and replay. Page ids exist, lowest free first, but are no part of the state: two owners
+that differ in ids alone encode equally.
+
+What it does: keeps who holds which pages, checks every command before it changes anything, and
+answers what a policy or an engine asks of the book. What it never does: decide, read a clock, do
+I/O, know a token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+
+from pagetrail.catalog.errors import BadInputError
+from pagetrail.catalog.kinds.worker import PoolSpec
+
+from .books import Books, Route, Shape
+from .check import check
+from .commands import OPERATIONS
+from .demand import need, saved
+from .kept import KeptObserver
+from .runs import NO_NUMBER, Run, path_down, path_up
+from .state import decode, encode
+
+
+class PageOwner:
+    """See the module. Tuples of counts stand per group, in the order of ``pools``."""
+
+    __slots__ = ("_books",)
+
+    def __init__(
+        self,
+        pools: tuple[PoolSpec, ...],
+        page_tokens: int,
+        verify_rows: int,
+        kept_columns_max: int,
+        kept_nodes_max: int,
+    ) -> None:
+        """Raises BadInputError for a shape that cannot be."""
+        self._books = Books(
+            Shape(pools, page_tokens, verify_rows, kept_columns_max, kept_nodes_max)
+        )
+
+    def apply(self, command: msgspec.Struct) -> None:
+        """Carry one command out.
+
+        Raises BadInputError, with nothing changed, when the command does not fit the book.
+        """
+        operation = OPERATIONS.get(type(command))
+        if operation is None:
+            raise BadInputError(
+                f"{type(command).__name__} is no command to a page owner; see docs/pages.md"
+            )
+        books = self._books
+        books.commands += 1
+        try:
+            operation(books, command)
+        except BadInputError:
+            books.commands -= 1
+            raise
+
+    # ------------------------------------------------------------ what a policy sees
+
+    @property
+    def shape(self) -> Shape:
+        """What the owner was built from."""
+        return self._books.shape
+
+    @property
+    def commands(self) -> int:
+        """Commands applied so far."""
+        return self._books.commands
+
+    def total(self) -> tuple[int, ...]:
+        """All pages."""
+        return tuple([pool.total for pool in self._books.pools])
+
+    def free(self) -> tuple[int, ...]:
+        """Pages nobody holds, promised ones among them."""
+        return tuple([pool.free for pool in self._books.pools])
+
+    def held(self) -> tuple[int, ...]:
+        """Pages with a holder."""
+        return tuple([pool.held for pool in self._books.pools])
+
+    def available(self) -> tuple[int, ...]:
+        """Pages neither held nor promised."""
+        return tuple([pool.available for pool in self._books.pools])
+
+    def promised_in_all(self) -> tuple[int, ...]:
+        """Free pages that streams may still take."""
+        return tuple([pool.promised for pool in self._books.pools])
+
+    def promised(self, stream: int) -> tuple[int, ...]:
+        """Pages that one stream may still take."""
+        return tuple(self._books.route(stream).promised)
+
+    def rows(self, stream: int) -> int:
+        """Rows of a stream's route."""
+        return self._books.route(stream).rows
+
+    def reclaimable(self) -> tuple[int, ...]:
+        """Pages that evicting all that may be evicted would free."""
+        return tuple(self._books.tree.reclaimable)
+
+    def reclaimable_after_adopting(self, node: int, columns: int) -> tuple[int, ...]:
+        """The same, as if a stream held the path of ``columns`` columns that ends in ``node``."""
+        tree = self._books.tree
+        pages = list(tree.reclaimable)
+        for run in path_up(tree.locate(node, columns)):
+            if run.holders == 0:
+                beyond = max(0, run.end - columns)
+                for group, ids in enumerate(run.pages):
+                    pages[group] -= max(0, len(ids) - beyond)
+        return tuple(pages)
+
+    def need(self, rows: int, step_rows: int = 1) -> tuple[int, ...]:
+        """Pages that a stream of up to ``rows`` rows may ever hold at once.
+
+        ``step_rows``: most rows that it writes before what fell behind a window is given back.
+        """
+        return need(self._books.shape, rows, step_rows)
+
+    def adoption_pages(
+        self, node: int, columns: int, rows: int, step_rows: int = 1
+    ) -> tuple[int, ...]:
+        """Pages of that need which adopting the path saves; the rest is to be promised.
+
+        A page that was adopted does not come back to the stream when it falls behind a window,
+        so a window group saves only what the stream would not have to replace.
+        """
+        self._books.tree.locate(node, columns)
+        return saved(self._books.shape, columns, rows, step_rows)
+
+    @property
+    def kept_columns(self) -> int:
+        """Columns that the kept prompts hold."""
+        return self._books.tree.columns
+
+    @property
+    def next_node(self) -> int:
+        """The number that the next new node gets."""
+        return self._books.tree.next_number
+
+    @property
+    def kept_nodes(self) -> int:
+        """Nodes, without the root."""
+        return len(self._books.tree)
+
+    def streams(self) -> list[int]:
+        """Streams that hold a route, ascending."""
+        return sorted(self._books.routes)
+
+    def route(self, stream: int) -> Route:
+        """A stream's route, to read. Raises BadInputError when it has none."""
+        return self._books.route(stream)
+
+    def has_route(self, stream: int) -> bool:
+        """Whether the stream holds a route."""
+        return stream in self._books.routes
+
+    def node(self, number: int) -> Run:
+        """A kept node, to read. Raises BadInputError when it is not kept."""
+        return self._books.tree.node(number)
+
+    def oldest_nodes(self) -> Iterator[Run]:
+        """Kept nodes in order of (last access, number), lazily; apply nothing meanwhile."""
+        return iter(self._books.tree.order)
+
+    def kept_path(self, stream: int) -> tuple[tuple[int, int, int], ...]:
+        """(node, first column, columns) of each kept node on a stream's route, from the top."""
+        return tuple(
+            (run.number, run.start, run.columns)
+            for run in path_down(self._books.route(stream).end)
+            if run.number != NO_NUMBER
+        )
+
+    def freed_by(self, stream: int) -> tuple[int, ...]:
+        """Pages that would become available if the stream left: its own and its promise."""
+        route = self._books.route(stream)
+        pages = list(route.promised)
+        for run in path_up(route.end):
+            if run.number != NO_NUMBER or run.holders > 1:
+                break
+            for group, ids in enumerate(run.pages):
+                pages[group] += len(ids)
+        return tuple(pages)
+
+    # ------------------------------------------------------------ what an engine asks
+
+    def page_table(self, stream: int, group: int, first_column: int = 0) -> list[int]:
+        """Page ids of a stream's columns from ``first_column`` on; -1 where given back."""
+        table: list[int] = []
+        for run in path_down(self._books.route(stream).end):
+            if run.end > first_column:
+                ids = run.pages[group]
+                column_ids = [-1] * (run.columns - len(ids)) + ids
+                table += column_ids[max(0, first_column - run.start) :]
+        return table
+
+    def tenure(self, group: int, page: int) -> int:
+        """The generation of a page: it differs after every release; 0 when nobody holds it."""
+        return self._books.pools[group].tenure(page)
+
+    def observe_kept(self, observer: KeptObserver | None) -> None:
+        """Tell ``observer`` of every later split and cut of nodes (None: nobody)."""
+        self._books.tree.observer = observer
+
+    # ------------------------------------------------------------ state
+
+    def encode(self) -> bytes:
+        """The whole state without page ids; equal states, and only those, encode equally."""
+        return encode(self._books)
+
+    @classmethod
+    def decode(cls, state: bytes) -> PageOwner:
+        """An owner of the encoded state, with fresh page ids, lowest first.
+
+        Raises CorruptionError when the bytes are not such a state.
+        """
+        owner = cls.__new__(cls)
+        owner._books = decode(state)
+        return owner
+
+    def check(self) -> None:
+        """Verify every invariant by brute force. Raises InvariantError naming the first broken."""
+        check(self._books)
