@@ -160,7 +160,7 @@ class FactClient:
 
     @property
     def spool_used_bytes(self) -> int:
-        """Bytes of the spool's files."""
+        """Bytes of records in the spool's files."""
         return self._spool.used_bytes
 
     def append(

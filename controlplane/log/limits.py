@@ -40,7 +40,7 @@ class LogLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Bytes a client may have shipped and not yet acknowledged."""
 
     spool_bytes: int = 256 * _MIB
-    """Bytes of a client's spool files together, reservations included."""
+    """Bytes of records in a client's spool, reservations included."""
 
     spool_file_bytes: int = 8 * _MIB
     """A spool file is closed once it holds at least this much; removed when acknowledged."""

@@ -153,7 +153,7 @@ class SegmentScan:
         size_bytes = len(data)
         while not self._reached():
             offset = self.offset_bytes
-            if offset == size_bytes:
+            if offset == size_bytes and self._until is None:
                 self._finish(Ending.CLEAN)
                 return
             header = decode_header(data, offset)

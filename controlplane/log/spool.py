@@ -92,7 +92,8 @@ class Spool:
         self.state = state
         self.client_epoch = state.newest_epoch
         self.next_client_seq = 0
-        self.used_bytes = sum(file.size_bytes for file in spool_files)
+        self.used_bytes = sum(file.size_bytes - FILE_HEADER_BYTES for file in spool_files)
+        """Bytes of records in the files; the files' headers are not counted."""
 
     @classmethod
     def open(cls, directory: Path, limits: LogLimits, files: Files) -> Spool:
@@ -138,10 +139,9 @@ class Spool:
         ``room`` bytes of the bound are other people's reservations. ``SpoolFullError``: nothing
         was changed.
         """
-        added = size_bytes if self._descriptor is not None else size_bytes + FILE_HEADER_BYTES
-        if self.used_bytes + added + room > self._limits.spool_bytes:
+        if self.used_bytes + size_bytes + room > self._limits.spool_bytes:
             raise SpoolFullError(
-                f"{added} bytes do not fit the spool: {self.used_bytes} of "
+                f"{size_bytes} bytes do not fit the spool: {self.used_bytes} of "
                 f"{self._limits.spool_bytes} are used and {room} reserved; wait for the writer, "
                 "or raise spool_bytes"
             )
@@ -194,7 +194,7 @@ class Spool:
             for file in freed:
                 self._spool_files.remove(file)
                 self._files.unlink(file.path)
-                self.used_bytes -= file.size_bytes
+                self.used_bytes -= file.size_bytes - FILE_HEADER_BYTES
 
     def save_state(self) -> None:
         """Make the acknowledged position durable."""
@@ -251,7 +251,6 @@ class Spool:
             path, self.client_epoch, self.next_client_seq, self.next_client_seq, len(header), 0
         )
         self._spool_files.append(file)
-        self.used_bytes += len(header)
         return file
 
     def _undo(self, file: SpoolFile, size_bytes: int) -> None:
