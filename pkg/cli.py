@@ -27,12 +27,12 @@ _COMMANDS = {
 
 
 class BadInputExit(click.ClickException):
-    """Ends the program with code 2 and one line on standard error."""
+    """Ends the program with code 2 and the message, usually one line, on standard error."""
 
     exit_code = 2
 
     def show(self, file: Any = None) -> None:
-        click.echo(f"pagetrail: {' '.join(self.message.split())}", file=file, err=True)
+        click.echo(f"pagetrail: {self.message}", file=file, err=True)
 
 
 class PagetrailGroup(click.Group):

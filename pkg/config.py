@@ -17,6 +17,8 @@ from msgspec import Meta
 from pagetrail.catalog.errors import BadInputError
 from pagetrail.controlplane.log.endpoints import is_local
 from pagetrail.controlplane.log.limits import MESSAGE_BYTES_MAX, LogLimits, check_limits
+from pagetrail.controlplane.policy.recorder import FULL, RecordMode
+from pagetrail.controlplane.policy.registry import EVALUATORS
 
 ENDPOINT_PATTERN = r"^(tcp://[^ ]+:[0-9]{1,5}|ipc://[^ ]+)$"
 NAME_PATTERN = r"^[a-z0-9][a-z0-9._-]{0,63}$"
@@ -136,22 +138,28 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PolicyConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """The evaluator that makes each kind of decision, as `family/name@version`."""
+    """The evaluator that makes each kind of decision (docs/decisions.md lists them)."""
 
     route: Annotated[Evaluator, Meta(description="Which worker serves a request.")] = (
         "routing/min-ttft@1"
     )
     admit: Annotated[
         Evaluator, Meta(description="Whether a request starts, waits or is refused.")
-    ] = "admission/pages@1"
+    ] = "admission/reserve@1"
     evict: Annotated[Evaluator, Meta(description="Which kept pages make room.")] = (
         "residency/value-density@1"
     )
-    restore: Annotated[Evaluator, Meta(description="Where each chunk of a prefix comes from.")] = (
-        "restore/min-cost@1"
+    restore: Annotated[Evaluator, Meta(description="Where a known prefix comes from.")] = (
+        "restore/min-completion@1"
     )
     checkpoint: Annotated[Evaluator, Meta(description="Whether a finished range is stored.")] = (
         "checkpoint/expected-value@1"
+    )
+    keep: Annotated[
+        Evaluator, Meta(description="Whether a finished prompt stays on the device.")
+    ] = "keep/within-limits@1"
+    preempt: Annotated[Evaluator, Meta(description="Which running streams make room.")] = (
+        "preempt/min-cost@1"
     )
 
 
@@ -240,9 +248,27 @@ def log_limits(config: Config) -> LogLimits:
     )
 
 
+def check_evaluators(policy: PolicyConfig) -> None:
+    """Raises BadInputError unless each setting names an evaluator of its own kind of decision."""
+    for kind in policy.__struct_fields__:
+        name = getattr(policy, kind)
+        makes = sorted(n for n, known in EVALUATORS.items() if known.kind.name.lower() == kind)
+        if name not in makes:
+            raise BadInputError(
+                f"policy.{kind} = {name!r} is no evaluator of {kind} decisions; expected "
+                f"{' or '.join(makes)}"
+            )
+
+
+def record_mode(record: RecordConfig) -> RecordMode:
+    """How many decisions keep all their alternatives."""
+    return FULL if record.alternatives is Alternatives.FULL else RecordMode(record.sample_ppm)
+
+
 def check_config(config: Config) -> None:
     """Checks what no single field can say. Raises BadInputError naming the settings involved."""
     log_limits(config)
+    check_evaluators(config.policy)
     for name, endpoint in (
         ("writer.bind", config.writer.bind),
         ("writer.publish", config.writer.publish),

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
+from pagetrail.commands.facts_query import query
 from pagetrail.commands.options import log_option
 
 if TYPE_CHECKING:
@@ -22,6 +23,9 @@ LINES_MAX = 1_000_000
 @click.group(name="facts")
 def command() -> None:
     """Look into the log of a run."""
+
+
+command.add_command(query)
 
 
 @command.command()

@@ -8,14 +8,18 @@ from __future__ import annotations
 from pathlib import Path
 
 from pagetrail.catalog.errors import BadInputError
+from pagetrail.docgen.commands_document import commands_document
 from pagetrail.docgen.config_document import config_document
+from pagetrail.docgen.decisions_document import decisions_document
 from pagetrail.docgen.facts_document import facts_document
 
 
 def documents() -> dict[str, str]:
     """File name -> text of every generated document."""
     return {
+        "commands.md": commands_document(),
         "config.md": config_document(),
+        "decisions.md": decisions_document(),
         "facts.md": facts_document(),
     }
 

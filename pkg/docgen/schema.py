@@ -36,7 +36,7 @@ def field_table(struct: type[msgspec.Struct]) -> str:
                 str(place),
                 code(info.name),
                 cell(type_in_words(described)),
-                cell(_description(described) or comments.get(info.name, "")).replace("``", "`"),
+                cell(description(described) or comments.get(info.name, "")).replace("``", "`"),
             )
         )
     return table(("place", "field", "type", "meaning"), rows)
@@ -105,7 +105,8 @@ def type_in_words(described: inspect.Type) -> str:
     raise TypeError(f"no words for fields of type {described!r}")
 
 
-def _description(described: inspect.Type) -> str:
+def description(described: inspect.Type) -> str:
+    """A field's `Meta` description, empty when it has none."""
     if isinstance(described, inspect.Metadata):
         return str((described.extra_json_schema or {}).get("description", ""))
     return ""

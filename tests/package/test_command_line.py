@@ -78,15 +78,21 @@ def test_a_stale_document_is_named_and_ends_with_1(tmp_path: Path) -> None:
     assert stale.read_text(encoding="utf-8") == "old\n"
 
 
-def test_help_and_config_import_nothing_heavy() -> None:
+@pytest.mark.parametrize(
+    ("arguments", "heavy"),
+    [
+        (["--help"], {"duckdb", "pyarrow", "zmq", "torch", "pyDatalog", "numpy"}),
+        (["facts", "--help"], {"duckdb", "pyarrow", "zmq", "torch", "pyDatalog"}),
+        (["config", "show"], {"duckdb", "pyarrow", "zmq", "torch", "pyDatalog"}),
+    ],
+)
+def test_light_commands_import_nothing_heavy(arguments: list[str], heavy: set[str]) -> None:
     script = (
         "import sys\n"
         "from click.testing import CliRunner\n"
         "from pagetrail.cli import main\n"
-        "assert CliRunner().invoke(main, ['--help']).exit_code == 0\n"
-        "assert CliRunner().invoke(main, ['config', 'show']).exit_code == 0\n"
-        "heavy = {'duckdb', 'pyarrow', 'zmq', 'numpy', 'torch', 'pyDatalog'}\n"
-        "print(sorted(heavy & set(sys.modules)))\n"
+        f"assert CliRunner().invoke(main, {arguments!r}).exit_code == 0\n"
+        f"print(sorted({heavy!r} & set(sys.modules)))\n"
     )
     answer = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=True

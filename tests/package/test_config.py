@@ -10,11 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pagetrail.catalog.errors import BadInputError
-from pagetrail.config import log_limits
+from pagetrail.config import PolicyConfig, log_limits, record_mode
 from pagetrail.config_fields import all_fields, section_types
 from pagetrail.config_load import LoadedConfig, Source, load_config
 from pagetrail.controlplane.log.endpoints import is_local
 from pagetrail.controlplane.log.limits import LogLimits
+from pagetrail.controlplane.policy.registry import EVALUATORS
 
 
 def load(
@@ -232,6 +233,36 @@ def test_a_setting_means_the_same_in_the_file_the_environment_and_a_flag(
     in_environment = outcome(environment={field.variable: text})
     assert outcome(flags={field.name: text}) == in_environment
     assert in_environment == value or field.name in str(in_environment)
+
+
+@pytest.mark.parametrize(
+    ("setting", "name", "said"),
+    [
+        ("policy.evict", "residency/unheard-of@1", "no evaluator of evict decisions"),
+        ("policy.evict", "routing/min-ttft@1", "or residency/value-density@1"),
+        ("policy.route", "routing/min-ttft@9", "expected routing/min-ttft@1"),
+    ],
+)
+def test_an_evaluator_that_does_not_make_that_decision_is_refused(
+    setting: str, name: str, said: str
+) -> None:
+    assert said in refusal(flags={setting: name})
+
+
+def test_every_setting_of_policy_is_a_kind_of_decision_with_an_evaluator() -> None:
+    kinds = {evaluator.kind.name.lower() for evaluator in EVALUATORS.values()}
+    assert set(PolicyConfig.__struct_fields__) == kinds
+
+
+@pytest.mark.parametrize(
+    ("alternatives", "sample_ppm", "kept_ppm"),
+    [("reference", "0", 0), ("reference", "25", 25), ("full", "0", 1_000_000)],
+)
+def test_alternatives_are_kept_in_full_or_as_a_sample(
+    alternatives: str, sample_ppm: str, kept_ppm: int
+) -> None:
+    flags = {"record.alternatives": alternatives, "record.sample_ppm": sample_ppm}
+    assert record_mode(load(flags=flags).config.record).sample_ppm == kept_ppm
 
 
 def test_limits_of_the_log_are_the_log_s_own_unless_they_are_set() -> None:

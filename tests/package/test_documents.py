@@ -9,6 +9,8 @@ import msgspec
 from pagetrail.catalog.envelope import Fact
 from pagetrail.catalog.facts import KINDS
 from pagetrail.config_fields import all_fields
+from pagetrail.controlplane.pages.commands import OPERATIONS
+from pagetrail.controlplane.policy.registry import EVALUATORS
 from pagetrail.docgen.documents import documents, stale_documents
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
@@ -40,3 +42,24 @@ def test_facts_md_names_every_kind_every_field_and_the_whole_envelope() -> None:
 def test_no_field_of_a_fact_is_left_without_a_meaning() -> None:
     text = documents()["facts.md"]
     assert [line for line in text.splitlines() if line.endswith("|  |")] == []
+
+
+def test_decisions_md_has_every_evaluator_with_every_term_and_weight() -> None:
+    text = documents()["decisions.md"]
+    for name, evaluator in EVALUATORS.items():
+        _, heading, section = text.partition(f"\n### {name}\n")
+        assert heading
+        section = section.partition("\n### ")[0]
+        for place, term in enumerate(evaluator.terms):
+            assert f"| {place} | `{term.name}` | {term.unit} |" in section
+        for weight in evaluator.weights_type.__struct_fields__:
+            assert f"| `{weight}` |" in section
+
+
+def test_commands_md_has_every_command_of_the_page_owner() -> None:
+    text = documents()["commands.md"]
+    names = {kind.struct: kind.name for kind in KINDS.values()}
+    for struct in OPERATIONS:
+        _, heading, section = text.partition(f"\n### {names[struct]}\n")
+        assert heading
+        assert "What the page owner does:" in section.partition("\n### ")[0]
