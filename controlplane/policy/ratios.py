@@ -8,21 +8,21 @@ from collections.abc import Sequence
 def comparable(numerators: Sequence[int], denominators: Sequence[int]) -> list[int]:
     """Integers that compare as the fractions do, exactly; those over 0 come after all others.
 
-    Every fraction is brought to one denominator, the product of all distinct ones, which is the
-    comparison by cross-multiplication done once per fraction instead of once per pair.
+    Two different fractions ``a/b`` and ``c/d`` are at least ``1/(b*d)`` apart. Scaled by a power
+    of two that no product of two denominators reaches they are more than 1 apart, so that their
+    floors differ in the same direction; equal fractions have equal floors. Numerators and
+    denominators must not be negative.
     """
-    distinct = sorted({denominator for denominator in denominators if denominator})
-    product = 1
-    for denominator in distinct:
-        product *= denominator
-    scale = {denominator: product // denominator for denominator in distinct}
-    if len(scale) == len(set(denominators)):
+    if not denominators:
+        return []
+    shift = 2 * max(denominators).bit_length()
+    if 0 not in denominators:
         return [
-            numerator * scale[denominator]
+            (numerator << shift) // denominator
             for numerator, denominator in zip(numerators, denominators, strict=True)
         ]
-    beyond = 1 + max(numerators) * product
+    beyond = (max(numerators) + 1) << shift
     return [
-        numerator * scale[denominator] if denominator else beyond
+        (numerator << shift) // denominator if denominator else beyond
         for numerator, denominator in zip(numerators, denominators, strict=True)
     ]

@@ -67,7 +67,7 @@ def evaluator(name: str) -> AnyEvaluator:
             f"this build has no {name}; of that evaluator it has {', '.join(sorted(versions))}; "
             "use the build that made the decision, or name one of these"
         )
-    near = get_close_matches(name, EVALUATORS, n=3, cutoff=0.4) or sorted(EVALUATORS)
+    near = get_close_matches(name, EVALUATORS) or sorted(EVALUATORS)
     raise UnknownEvaluatorError(
         f"there is no evaluator {name!r}; names have the form family/policy@version; "
         f"did you mean {' or '.join(near)}?"
@@ -83,8 +83,8 @@ def weights(name: str, values: Mapping[str, int] | None = None) -> msgspec.Struc
     fields = weights_type.__struct_fields__
     for key in values or {}:
         if key not in fields:
-            near = get_close_matches(key, fields, n=1, cutoff=0.0)
-            hint = f"did you mean {near[0]}?" if near else "it has no weights at all"
+            near = get_close_matches(key, fields, n=1) or fields
+            hint = f"did you mean {' or '.join(near)}?" if near else "it has no weights at all"
             raise BadInputError(f"{name} has no weight {key!r}; {hint}")
     made = weights_type(**(values or {}))
     _decode(name, _ENCODER.encode(made))

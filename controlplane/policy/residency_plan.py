@@ -35,79 +35,72 @@ PLAN_TERMS = (
     Term("freed_pages", "pages, all groups"),
 )
 
+# Plain integers: members of an enumeration are slower to look up and to encode.
+_CHOSEN = int(EvictReason.CHOSEN)
+_NOT_NEEDED = int(EvictReason.NOT_NEEDED)
+_SHARED = int(EvictReason.SHARED)
 _PINNED = int(EvictReason.PINNED)
 _DIRTY = int(EvictReason.DIRTY)
 _NOT_DURABLE = int(EvictReason.NOT_DURABLE)
+_FREES_NOTHING = int(EvictReason.FREES_NOTHING)
+_NOT_A_LEAF = int(EvictReason.NOT_A_LEAF)
+_REACHED = int(EvictReason.REACHED)
+_SHORTFALL = int(EvictReason.SHORTFALL)
 
 
 def spared(candidates: Sequence[EvictCandidate], *, durable_only: bool) -> list[int]:
     """Per candidate: 0, or the EvictReason for which it may not be evicted at all."""
-    if durable_only:
-        return [
-            _PINNED
-            if entry.pinned
-            else _DIRTY
-            if entry.dirty
-            else 0
-            if entry.durable
-            else _NOT_DURABLE
-            for entry in candidates
-        ]
-    return [_PINNED if entry.pinned else _DIRTY if entry.dirty else 0 for entry in candidates]
+    if not durable_only:
+        return [_PINNED if entry.pinned else _DIRTY if entry.dirty else 0 for entry in candidates]
+    return [
+        _PINNED if entry.pinned else _DIRTY if entry.dirty else 0 if entry.durable else _NOT_DURABLE
+        for entry in candidates
+    ]
 
 
 def evict(
     inputs: EvictInputs,
-    reasons: list[int],
+    barred: Sequence[int],
     order: Sequence[int],
     criteria: Sequence[Sequence[int]],
-    terms: tuple[tuple[int, ...], ...],
+    entries: Sequence[int],
+    terms: tuple[Sequence[int], ...],
 ) -> Evaluation[EvictChoice]:
     """Plan the eviction and write the answer down.
 
-    ``reasons`` has one entry per candidate, 0 where it may be evicted (``spared``); it is
-    completed here. ``order`` holds the places of those candidates, the best victim first.
-    ``criteria`` are the columns by which they were ordered, most significant first: they say
-    which of them settled the choice. ``terms`` are the evaluator's own columns, which follow
-    PLAN_TERMS.
+    ``barred`` says per candidate why it may not be evicted at all, 0 where it may (``spared``).
+    ``order`` holds the places of those that may, the best victim first. ``criteria`` are the
+    columns by which they were ordered, most significant first: they say which of them settled
+    the choice. ``entries`` are the entry numbers; ``terms`` the evaluator's own columns, which
+    follow PLAN_TERMS.
     """
     walk = _Walk(inputs, order)
     tie_break = walk.run(criteria)
-    reached = not any(walk.remaining)
+    reasons = walk.reasons(barred)
     victims = walk.victims
-    if reached:
-        if len(victims) > 1:
-            victims = _pruned(inputs, victims, reasons)
+    reached = not any(walk.remaining)
+    if not reached:
         for victim in victims:
-            reasons[victim.index] = EvictReason.CHOSEN
-    else:
-        for victim in victims:
-            reasons[victim.index] = EvictReason.SHORTFALL
-        victims = []
-    count = len(reasons)
-    cut_columns = [0] * count
-    freed_pages = [0] * count
+            reasons[victim.index] = _SHORTFALL
+        victims, tie_break = [], 0
+    elif len(victims) > 1:
+        victims = _pruned(inputs, victims, reasons)
+    cut_columns = [0] * len(reasons)
+    freed_pages = [0] * len(reasons)
     freed = [0] * len(inputs.need)
     for victim in victims:
+        reasons[victim.index] = _CHOSEN
         cut_columns[victim.index] = victim.cut_columns
         freed_pages[victim.index] = sum(victim.freed)
         freed = [total + pages for total, pages in zip(freed, victim.freed, strict=True)]
-    walk.explain(reasons, {victim.index for victim in victims})
-    candidates = inputs.candidates
     choice = EvictChoice(
-        victims=tuple((candidates[v.index].entry, v.cut_columns) for v in victims),
+        victims=tuple([(entries[victim.index], victim.cut_columns) for victim in victims]),
         freed=tuple(freed),
         shortfall=tuple(walk.remaining),
     )
-    columns = (
-        tuple([entry.entry for entry in candidates]),
-        tuple(reasons),
-        tuple(cut_columns),
-        tuple(freed_pages),
-        *terms,
-    )
-    reason = EvictReason.REACHED if reached else EvictReason.SHORTFALL
-    return Evaluation(choice, int(reason), tie_break if reached else 0, columns)
+    columns = (entries, reasons, cut_columns, freed_pages, *terms)
+    reason = _REACHED if reached else _SHORTFALL
+    return Evaluation(choice, reason, tie_break, tuple(map(tuple, columns)))
 
 
 @dataclass(slots=True)
@@ -127,6 +120,7 @@ class _Walk:
         "_holders",
         "_next",
         "_order",
+        "_own",
         "_runs",
         "_waiting",
         "remaining",
@@ -135,6 +129,7 @@ class _Walk:
 
     def __init__(self, inputs: EvictInputs, order: Sequence[int]) -> None:
         self._candidates = inputs.candidates
+        self._own = [entry.runs[0] for entry in inputs.candidates]
         self._runs = inputs.runs
         self._order = order
         self._holders = [run.holders for run in inputs.runs]
@@ -164,40 +159,47 @@ class _Walk:
             "entry numbers name candidates, so each may stand there once"
         )
 
-    def explain(self, reasons: list[int], chosen: set[int]) -> None:
-        """Say of every candidate that could have been evicted and was not, why not."""
-        holders, candidates = self._holders, self._candidates
-        blocked = []
+    def reasons(self, barred: Sequence[int]) -> list[int]:
+        """Why each candidate stays, as if it were no victim."""
+        holders = self._holders
+        reasons = [
+            reason or (_NOT_NEEDED if holders[run] == 1 else _SHARED)
+            for reason, run in zip(barred, self._own, strict=True)
+        ]
+        if _SHARED in reasons:
+            self._tell_parents(reasons)
+        return reasons
+
+    def _tell_parents(self, reasons: list[int]) -> None:
+        """Among the shared, those that only listed entries below them hold are no leaves."""
+        held = [entry.runs for entry in self._candidates]
+        listed = Counter(chain.from_iterable(held))
         for index, reason in enumerate(reasons):
-            if not reason and index not in chosen:
-                if holders[candidates[index].runs[0]] == 1:
-                    reasons[index] = EvictReason.NOT_NEEDED
-                else:
-                    blocked.append(index)
-        if not blocked:
-            return
-        listed = Counter(chain.from_iterable([entry.runs for entry in candidates]))
-        has_child = {run for entry in candidates for run in entry.runs[1:]}
-        for index in blocked:
-            own = candidates[index].runs[0]
-            leaf = own not in has_child or listed[own] < self._runs[own].holders
-            reasons[index] = EvictReason.SHARED if leaf else EvictReason.NOT_A_LEAF
+            if reason == _SHARED:
+                run = self._own[index]
+                if (
+                    listed[run] > 1
+                    and listed[run] == self._runs[run].holders
+                    and any(run in runs[1:] for runs in held)
+                ):
+                    reasons[index] = _NOT_A_LEAF
 
     def _take(self) -> int:
         """The best place whose entry can be cut now; -1 when there is none."""
         if self._exposed:
             return heappop(self._exposed)
-        order, holders, candidates = self._order, self._holders, self._candidates
-        while self._next < len(order):
-            place = self._next
-            self._next += 1
-            own = candidates[order[place]].runs[0]
-            if holders[own] == 1:
+        order, holders, own = self._order, self._holders, self._own
+        for place in range(self._next, len(order)):
+            run = own[order[place]]
+            if holders[run] == 1:
+                self._next = place + 1
                 return place
-            self._waiting.setdefault(own, []).append(place)
-            self._expose(own)
+            self._waiting.setdefault(run, []).append(place)
+            self._expose(run)
             if self._exposed:
+                self._next = place + 1
                 return heappop(self._exposed)
+        self._next = len(order)
         return -1
 
     def _expose(self, run: int) -> None:
@@ -261,8 +263,6 @@ def _pruned(inputs: EvictInputs, victims: list[_Victim], reasons: list[int]) -> 
             relied_on.update(victim.relies_on)
         else:
             slack = [a - b for a, b in zip(slack, victim.freed, strict=True)]
-            reasons[victim.index] = (
-                EvictReason.NOT_NEEDED if any(victim.freed) else EvictReason.FREES_NOTHING
-            )
+            reasons[victim.index] = _NOT_NEEDED if any(victim.freed) else _FREES_NOTHING
     kept.reverse()
     return kept

@@ -39,9 +39,9 @@ class LeafLru:
 
     def evaluate(self, weights: LeafLruWeights, inputs: EvictInputs) -> Evaluation[EvictChoice]:
         candidates = inputs.candidates
-        reasons = spared(candidates, durable_only=False)
+        barred = spared(candidates, durable_only=False)
         entries = [entry.entry for entry in candidates]
         last_access = [entry.last_access for entry in candidates]
-        order = [place for place, reason in enumerate(reasons) if not reason]
+        order = [place for place, reason in enumerate(barred) if not reason]
         criteria = (last_access, entries)  # the order of the inputs, by contract
-        return evict(inputs, reasons, order, criteria, (tuple(last_access),))
+        return evict(inputs, barred, order, criteria, entries, (last_access,))

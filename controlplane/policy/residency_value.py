@@ -73,22 +73,19 @@ class ValueDensity:
         self, weights: ValueDensityWeights, inputs: EvictInputs
     ) -> Evaluation[EvictChoice]:
         candidates = inputs.candidates
-        reasons = spared(candidates, durable_only=self._durable_only)
+        barred = spared(candidates, durable_only=self._durable_only)
         values = _values(weights, inputs)
         pages = own_pages(inputs)
         last_access = [entry.last_access for entry in candidates]
         entries = [entry.entry for entry in candidates]
         density = comparable(values, pages)
-        order = [
-            place
-            for _, _, _, place, reason in sorted(
-                zip(density, last_access, entries, range(len(entries)), reasons, strict=True)
-            )
-            if not reason
-        ]
+        # The inputs stand by (last access, entry), so a stable sort by density ends as these do.
+        order = sorted(
+            [place for place, reason in enumerate(barred) if not reason], key=density.__getitem__
+        )
         criteria = (density, last_access, entries)
-        terms = (tuple(values), tuple(pages), tuple(last_access))
-        return evict(inputs, reasons, order, criteria, terms)
+        terms = (values, pages, last_access)
+        return evict(inputs, barred, order, criteria, entries, terms)
 
 
 def own_pages(inputs: EvictInputs) -> list[int]:
@@ -102,16 +99,21 @@ def own_pages(inputs: EvictInputs) -> list[int]:
 
 
 def _values(weights: ValueDensityWeights, inputs: EvictInputs) -> list[int]:
-    saving_ppm = weights.saving_ppm
-    sharing_ppm = weights.sharing_ppm
-    slo_ppm = weights.slo_ppm
-    values = []
-    for entry in inputs.candidates:
-        gain_ns = entry.recompute_ns - entry.reload_ns
-        value_ns = entry.reuse_ppm * gain_ns // PPM * saving_ppm // PPM if gain_ns > 0 else 0
-        if entry.sharing_ns:
-            value_ns += entry.sharing_ns * sharing_ppm // PPM
-        if entry.slo_ns:
-            value_ns += entry.slo_ns * slo_ppm // PPM
-        values.append(value_ns)
+    ppm = PPM
+    candidates = inputs.candidates
+    values = [
+        entry.reuse_ppm * (entry.recompute_ns - entry.reload_ns) // ppm
+        if entry.recompute_ns > entry.reload_ns
+        else 0
+        for entry in candidates
+    ]
+    if weights.saving_ppm != ppm:
+        values = [value * weights.saving_ppm // ppm for value in values]
+    sharing = [entry.sharing_ns for entry in candidates]
+    slo = [entry.slo_ns for entry in candidates]
+    if any(sharing) or any(slo):
+        values = [
+            value + bonus * weights.sharing_ppm // ppm + other * weights.slo_ppm // ppm
+            for value, bonus, other in zip(values, sharing, slo, strict=True)
+        ]
     return values

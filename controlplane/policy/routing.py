@@ -10,8 +10,17 @@ import msgspec
 from pagetrail.catalog.facts import KindId
 from pagetrail.catalog.kinds.content import Tier
 
-from .inputs import RouteChoice, RouteInputs, RouteReason
+from .inputs import RouteCandidate, RouteChoice, RouteInputs, RouteReason
 from .types import Evaluation, Term
+
+# Plain integers: members of an enumeration are slower to look up and to encode.
+_DEVICE = int(Tier.DEVICE)
+_OFFLINE = int(RouteReason.OFFLINE)
+_MODEL_NOT_LOADED = int(RouteReason.MODEL_NOT_LOADED)
+_CONTEXT_EXCEEDED = int(RouteReason.CONTEXT_EXCEEDED)
+_LONGER = int(RouteReason.PREFIX_LONGER_THAN_REQUEST)
+_TOO_FEW_PAGES = int(RouteReason.INSUFFICIENT_PAGES)
+_EXCLUDED = int(RouteReason.EXCLUDED)
 
 _NOBODY = RouteChoice(worker="", worker_epoch=0, tier=-1, tokens=0, ttft_ns=0)
 
@@ -72,22 +81,11 @@ _Row = tuple[int, int, int, int, int, int, int, int, int]
 def _rows(inputs: RouteInputs) -> list[_Row]:
     prompt_rows = inputs.prompt_tokens - 1
     sequence_tokens = inputs.prompt_tokens + inputs.max_new_tokens
-    excluded = frozenset(inputs.excluded)
-    device = int(Tier.DEVICE)
-    longer = int(RouteReason.PREFIX_LONGER_THAN_REQUEST)
-    too_few_pages = int(RouteReason.INSUFFICIENT_PAGES)
-    declined = int(RouteReason.EXCLUDED)
+    excluded = inputs.excluded
+    device = _DEVICE
     rows: list[_Row] = []
     add = rows.append
     for place, candidate in enumerate(inputs.candidates):
-        if not candidate.online:
-            closed = int(RouteReason.OFFLINE)
-        elif not candidate.model_loaded:
-            closed = int(RouteReason.MODEL_NOT_LOADED)
-        elif sequence_tokens > candidate.context_tokens:
-            closed = int(RouteReason.CONTEXT_EXCEEDED)
-        else:
-            closed = 0
         boundaries = candidate.boundaries
         page_tokens = candidate.page_tokens
         pages = -((sequence_tokens + candidate.verify_rows) // -page_tokens)
@@ -95,49 +93,62 @@ def _rows(inputs: RouteInputs) -> list[_Row]:
         queue_ns = candidate.queue_ns
         per_token_ns = candidate.prefill_ns_per_token
         first_token_ns = candidate.first_token_ns
+        closed = _closed(candidate, sequence_tokens)
+        declined = _EXCLUDED if excluded and candidate.worker in excluded else 0
         resident = 0
         for boundary in boundaries:
             if boundary.tier == device and boundary.tokens > resident:
                 resident = boundary.tokens
         for boundary in boundaries:
             tokens = boundary.tokens
-            required = pages - (tokens if tokens < resident else resident) // page_tokens
-            if required < 0:
-                required = 0
-            reason = closed
-            if not reason:
-                if tokens > prompt_rows:
-                    reason = longer
-                elif required > available:
-                    reason = too_few_pages
-                elif candidate.worker in excluded:
-                    reason = declined
+            missing = prompt_rows - tokens
+            required = pages
+            if resident:
+                required -= (tokens if tokens < resident else resident) // page_tokens
+            if closed:
+                reason = closed
+            elif missing < 0:
+                reason = _LONGER
+            elif required > available:
+                reason = _TOO_FEW_PAGES
+            else:
+                reason = declined
             wait_ns = boundary.load_ns
             if wait_ns < queue_ns:
                 wait_ns = queue_ns
             restore_ns = boundary.restore_ns
-            prefill_ns = (prompt_rows - tokens) * per_token_ns if tokens < prompt_rows else 0
+            prefill_ns = missing * per_token_ns if missing > 0 else 0
+            ttft_ns = wait_ns + restore_ns + prefill_ns + first_token_ns
             add(
                 (
                     place,
                     boundary.tier,
                     tokens,
                     reason,
-                    required,
+                    required if required > 0 else 0,
                     wait_ns,
                     restore_ns,
                     prefill_ns,
-                    wait_ns + restore_ns + prefill_ns + first_token_ns,
+                    ttft_ns,
                 )
             )
     return rows
+
+
+def _closed(candidate: RouteCandidate, sequence_tokens: int) -> int:
+    """Why none of the worker's boundaries can be chosen, 0 when they can."""
+    if not candidate.online:
+        return _OFFLINE
+    if not candidate.model_loaded:
+        return _MODEL_NOT_LOADED
+    return _CONTEXT_EXCEEDED if sequence_tokens > candidate.context_tokens else 0
 
 
 def _best(inputs: RouteInputs, rows: list[_Row]) -> tuple[RouteChoice, int, int]:
     """The choice, its reason, and how many criteria tied before it was settled."""
     left = [row for row in rows if not row[3]]
     if not left:
-        return _NOBODY, RouteReason.NO_WORKER, 0
+        return _NOBODY, int(RouteReason.NO_WORKER), 0
     tie_break = 0
     lowest_ns = min([row[8] for row in left])
     left = [row for row in left if row[8] == lowest_ns]
@@ -155,4 +166,4 @@ def _best(inputs: RouteInputs, rows: list[_Row]) -> tuple[RouteChoice, int, int]
     place, tier, tokens, _, _, _, _, _, ttft_ns = left[0]
     candidate = inputs.candidates[place]
     choice = RouteChoice(candidate.worker, candidate.worker_epoch, tier, tokens, ttft_ns)
-    return choice, RouteReason.LOWEST_TTFT, tie_break
+    return choice, int(RouteReason.LOWEST_TTFT), tie_break
