@@ -14,6 +14,9 @@ class Refused(msgspec.Struct, frozen=True, array_like=True):
     register: Annotated[bytes, Meta(description="register that did not match")]
     expected: Annotated[bytes | None, Meta(description="value the client expected")]
     actual: Annotated[bytes | None, Meta(description="value the register held")]
+    transaction_digest: Annotated[
+        bytes, Meta(description="SHA-256 of the refused transaction's bytes")
+    ]
 
 
 class WriterEpochStarted(msgspec.Struct, frozen=True, array_like=True):

@@ -1,0 +1,471 @@
+"""The worker machine: which request runs, on which pages, from which prefix, and what it leaves.
+
+Theory of operation. An offer is checked (duplicate, epoch, room in the queue) and becomes a
+WAITING stream. Admission runs over the queue in order whenever something may have freed capacity:
+match the prompt against the kept pages, decide, adopt the match, evict for what is missing,
+promise. An admitted stream decides its restore source and is RESTORING until the transfer has been
+verified, or RUNNING at once. When its device work is done it is CLOSING: decide what to keep and
+what to write down, capture, then finish. Every step that decides is an evaluator; what it decided
+and the command that carries it out are one transaction.
+
+Owns the worker's journal, view and prefix index. Does no I/O and reads no clock: events are method
+calls with times as arguments, effects are returned. The caller spools ``decider.drain()`` before it
+performs any effect.
+
+    state      event              next        effects
+    -          offer, refused     -           Answered(DECLINED)
+    -          offer              WAITING     Answered(ACCEPTED)
+    WAITING    admitted           RESTORING   Restore
+    WAITING    admitted           RUNNING     Run
+    WAITING    refused            -           Ended(ERROR)
+    WAITING    cancelled          -           Ended(CANCELLED)
+    RESTORING  restored           RUNNING     Run (from the last verified row)
+    RESTORING  cancelled          STOPPING    Stop
+    RUNNING    cancelled          STOPPING    Stop
+    RUNNING    done               CLOSING     Capture, or straight to the end
+    CLOSING    captured           -           Ended
+    STOPPING   stopped            -           Ended(CANCELLED)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+from pagetrail.catalog.envelope import Cause
+from pagetrail.catalog.facts import KindId
+from pagetrail.catalog.kinds.content import Tier
+from pagetrail.catalog.kinds.decision import Outcome
+from pagetrail.catalog.kinds.router import Answer, WorkerObserved
+from pagetrail.catalog.kinds.worker import (
+    AdoptionUndone,
+    DropReason,
+    FinishReason,
+    Measured,
+    Metric,
+    NodesEvicted,
+    PagesAdopted,
+    PagesPromised,
+    PromptKept,
+    RequestDropped,
+    RequestQueued,
+    RowsAdvanced,
+    RowsRestored,
+    StreamFinished,
+    WorkerStarted,
+)
+
+from ..lookup import Catalog, look_up
+from ..pages.index import PrefixIndex
+from ..policy.inputs import (
+    AdmitChoice,
+    AdmitOutcome,
+    AdmitReason,
+    CheckpointChoice,
+    EvictChoice,
+    KeepChoice,
+    RestoreChoice,
+)
+from ..view import (
+    EVICT_CANDIDATES_MIN,
+    AdmitRecorded,
+    CheckpointRecorded,
+    EvictRecorded,
+    KeepRecorded,
+    RestoreRecorded,
+    WorkerView,
+)
+from .deciding import Decider
+from .messages import Answered, Capture, Ended, Offer, Prompt, Restore, Run, Stop, WorkerEffect
+
+QUEUE_MAX = 65_536
+ADMIT_SCAN_MAX = 64
+
+
+class StreamState(IntEnum):
+    """Where a stream stands."""
+
+    WAITING = 0
+    RESTORING = 1
+    RUNNING = 2
+    CLOSING = 3
+    STOPPING = 4
+
+
+@dataclass(slots=True)
+class _Live:
+    stream: int
+    number: int
+    attempt: int
+    tenant: str
+    prompt: Prompt
+    state: StreamState
+    accepted_us: int
+    verdict: int = -1  # the AdmitReason of the standing decision to wait
+    cached_tokens: int = 0
+    resident_tokens: int = 0
+    first_token_ns: int = 0
+    admitted: Cause | None = None
+    restoring: Cause | None = None
+    checkpointing: Cause | None = None
+    finish: FinishReason = FinishReason.STOP
+
+
+@dataclass(frozen=True, slots=True)
+class PublisherState:
+    """What a checkpoint decision must know of the side that stores and publishes."""
+
+    queued: int  # chunks waiting to be stored
+    tier_free_bytes: int  # -1 unbounded
+
+
+@dataclass(slots=True)
+class WorkerMachine:
+    """One worker epoch; see the module's theory of operation."""
+
+    decider: Decider
+    start: WorkerStarted
+    catalog: Catalog
+    evicted_columns: int = 0
+    prefix: PrefixIndex = field(init=False)
+    _live: dict[int, _Live] = field(default_factory=dict)
+    _streams: dict[tuple[int, int], int] = field(default_factory=dict)
+    _advanced: dict[int, int] = field(default_factory=dict)
+    _next_stream: int = 1
+    _observation: int = 0
+
+    def __post_init__(self) -> None:
+        self.prefix = PrefixIndex(self.view.owner)
+
+    # ---- reads
+
+    @property
+    def view(self) -> WorkerView:
+        """The view that decisions read."""
+        view: WorkerView = self.decider.view
+        return view
+
+    def prompt(self, stream: int) -> Prompt:
+        """The prompt of a stream that has not ended."""
+        return self._live[stream].prompt
+
+    def tenant(self, stream: int) -> str:
+        """The tenant of a stream that has not ended."""
+        return self._live[stream].tenant
+
+    def cached_tokens(self, stream: int) -> int:
+        """Verified prompt rows that did not have to be computed."""
+        return self._live[stream].cached_tokens
+
+    def stream_of(self, number: int, attempt: int) -> int:
+        """The stream of an attempt that has not ended."""
+        return self._streams[(number, attempt)]
+
+    def resident_at_start(self, stream: int) -> int:
+        """Prompt rows that were on the device when the stream was admitted."""
+        return self._live[stream].resident_tokens
+
+    def resident_tokens(self, pages: tuple[bytes, ...]) -> int:
+        """Tokens of a prompt that lie on this device, in whole pages."""
+        _, columns = self.prefix.match(pages)
+        return columns * self.start.page_tokens
+
+    def observe(self) -> WorkerObserved:
+        """What a heartbeat says now."""
+        self._observation += 1
+        view = self.view
+        return WorkerObserved(
+            worker=self.start.worker,
+            worker_epoch=self.start.worker_epoch,
+            observation=self._observation,
+            fingerprint=self.start.fingerprint,
+            online=len(self._live) < QUEUE_MAX,
+            context_tokens=self.start.context_tokens,
+            verify_rows=self.start.verify_rows,
+            free_pages=min(view.owner.available()),
+            reclaimable_pages=min(view.owner.reclaimable()),
+            queue_ns=view.queue_ns(),
+            costs=view.calibration.values(),
+            samples=view.calibration.samples(),
+        )
+
+    # ---- events from the router
+
+    def offered(self, offer: Offer, now_us: int) -> list[WorkerEffect]:
+        """An attempt is offered. A duplicate is acknowledged again and changes nothing."""
+        key = (offer.number, offer.attempt)
+        if key in self._streams:
+            return [Answered(offer.number, offer.attempt, Answer.ACCEPTED)]
+        if (
+            offer.worker != self.start.worker
+            or offer.worker_epoch != self.start.worker_epoch
+            or len(self._live) >= QUEUE_MAX
+        ):
+            return [Answered(offer.number, offer.attempt, Answer.DECLINED)]
+        stream = self._next_stream
+        self._next_stream += 1
+        incoming = offer.incoming
+        self.decider.write(
+            [
+                RequestQueued(
+                    stream=stream,
+                    request=incoming.request,
+                    attempt=offer.attempt,
+                    tenant=incoming.tenant,
+                    priority=incoming.priority,
+                    deadline_us=incoming.deadline_us,
+                    arrival_us=now_us,
+                    prompt_tokens=incoming.prompt.tokens,
+                    max_new_tokens=incoming.max_new_tokens,
+                    prompt_digest=incoming.prompt.digest,
+                )
+            ]
+        )
+        self._live[stream] = _Live(
+            stream,
+            offer.number,
+            offer.attempt,
+            incoming.tenant,
+            incoming.prompt,
+            StreamState.WAITING,
+            now_us,
+        )
+        self._streams[key] = stream
+        return [Answered(offer.number, offer.attempt, Answer.ACCEPTED)]
+
+    def cancelled(self, number: int, attempt: int) -> list[WorkerEffect]:
+        """An attempt is given up; capacity returns when the device has let go of it."""
+        stream = self._streams.get((number, attempt))
+        if stream is None:
+            return []
+        live = self._live[stream]
+        if live.state is StreamState.WAITING:
+            self.decider.write([RequestDropped(stream, DropReason.CANCELLED)])
+            return [self._forget(live, FinishReason.CANCELLED)]
+        if live.state in (StreamState.CLOSING, StreamState.STOPPING):
+            return []
+        live.state = StreamState.STOPPING
+        return [Stop(stream)]
+
+    # ---- admission
+
+    def admit_waiting(self, now_us: int) -> list[WorkerEffect]:
+        """Decide over the queue, in order, until nothing more can be admitted."""
+        effects: list[WorkerEffect] = []
+        for stream in self.view.queue(ADMIT_SCAN_MAX):
+            live = self._live[stream]
+            effects += self._admit(live, now_us)
+            if live.state is StreamState.WAITING and live.verdict == AdmitReason.NO_LANE:
+                break  # nor is there one for those behind it
+        return effects
+
+    def _admit(self, live: _Live, now_us: int) -> list[WorkerEffect]:
+        self._flush_advanced()
+        prompt = live.prompt
+        node, columns = self._match(prompt)
+        lookup, entries = look_up(self.catalog, self.start.fingerprint, prompt.chunks)
+        recorded = AdmitRecorded(node, columns, lookup)
+        inputs = self.view.admit_inputs(live.stream, recorded, self.catalog, entries)
+        evaluation, decided = self.decider.evaluate(
+            KindId.ADMIT, inputs, live.stream, self.catalog.position, recorded
+        )
+        choice: AdmitChoice = evaluation.choice
+        if choice.outcome == AdmitOutcome.QUEUE:
+            if live.verdict != evaluation.reason:
+                # Deciding again to wait for the same reason is no news.
+                live.verdict = evaluation.reason
+                self.decider.write([decided])
+            return []
+        if choice.outcome == AdmitOutcome.REFUSE:
+            self.decider.write([decided, RequestDropped(live.stream, DropReason.REFUSED)])
+            return [self._forget(live, FinishReason.ERROR)]
+        adopt = PagesAdopted(live.stream, node, columns, self._adopted_rows(prompt, columns))
+        promise = PagesPromised(live.stream, choice.promise)
+        if any(choice.reclaim):
+            live.admitted = self.decider.write([decided, adopt])
+            if not self._evict(live, choice.reclaim, promise):
+                self.decider.write([AdoptionUndone(live.stream)])
+                return []
+        else:
+            live.admitted = self.decider.write([decided, adopt, promise])
+        waited_ns = (now_us - live.accepted_us) * 1000
+        self.decider.write(
+            [Outcome(KindId.ADMIT, live.stream, (waited_ns,))], causes=[live.admitted]
+        )
+        return self._choose_source(live)
+
+    def _match(self, prompt: Prompt) -> tuple[int, int]:
+        """The longest resident prefix that leaves the last prompt token to be computed."""
+        return self.prefix.match(prompt.pages, prompt.adoptable)
+
+    def _adopted_rows(self, prompt: Prompt, columns: int) -> int:
+        return min(columns * self.start.page_tokens, prompt.tokens)
+
+    def _evict(self, live: _Live, need: tuple[int, ...], promise: PagesPromised) -> bool:
+        candidates_min = EVICT_CANDIDATES_MIN
+        while True:
+            recorded = EvictRecorded(need, candidates_min)
+            inputs = self.view.evict_inputs(recorded)
+            evaluation, decided = self.decider.evaluate(
+                KindId.EVICT, inputs, live.stream, -1, recorded
+            )
+            choice: EvictChoice = evaluation.choice
+            if not any(choice.shortfall) or not inputs.candidates_cut:
+                break
+            candidates_min *= 4
+        causes = [live.admitted] if live.admitted is not None else []
+        if any(choice.shortfall):
+            self.decider.write([decided], causes=causes)
+            return False
+        self.decider.write([decided, NodesEvicted(choice.victims), promise], causes=causes)
+        self.evicted_columns += sum(columns for _, columns in choice.victims)
+        return True
+
+    def _choose_source(self, live: _Live) -> list[WorkerEffect]:
+        prompt = live.prompt
+        resident = self.view.owner.rows(live.stream)
+        live.cached_tokens = live.resident_tokens = resident
+        lookup, entries = look_up(self.catalog, self.start.fingerprint, prompt.chunks)
+        recorded = RestoreRecorded(lookup)
+        inputs = self.view.restore_inputs(live.stream, self.catalog, entries)
+        evaluation, decided = self.decider.evaluate(
+            KindId.RESTORE, inputs, live.stream, self.catalog.position, recorded
+        )
+        choice: RestoreChoice = evaluation.choice
+        live.restoring = self.decider.write([decided])
+        if choice.tier in (Tier.DEVICE, -1) or choice.tokens <= resident:
+            live.state = StreamState.RUNNING
+            return [Run(live.stream, resident)]
+        live.state = StreamState.RESTORING
+        chunk_tokens = self.start.chunk_tokens
+        first, last = resident // chunk_tokens, -(-choice.tokens // chunk_tokens)
+        return [
+            Restore(
+                live.stream,
+                choice.tier,
+                choice.worker,
+                resident,
+                choice.tokens,
+                prompt.chunks[first:last],
+            )
+        ]
+
+    # ---- events from the device and the tiers
+
+    def restored(self, stream: int, rows: int, tier: int, elapsed_ns: int) -> list[WorkerEffect]:
+        """A restore ended with ``rows`` verified rows added; fewer than asked is no fault."""
+        live = self._live[stream]
+        if live.state is not StreamState.RESTORING:
+            return []
+        if rows:
+            self.decider.write([RowsRestored(stream, rows, tier)])
+        live.cached_tokens += rows
+        if live.restoring is not None:
+            self.decider.write(
+                [Outcome(KindId.RESTORE, stream, (elapsed_ns, rows))], causes=[live.restoring]
+            )
+        live.state = StreamState.RUNNING
+        return [Run(stream, self.view.owner.rows(stream))]
+
+    def advanced(self, stream: int, rows: int) -> None:
+        """Rows of a stream have been written; recorded in one batch before the next decision."""
+        self._advanced[stream] = self._advanced.get(stream, 0) + rows
+
+    def first_token(self, stream: int, since_accepted_ns: int) -> None:
+        """A stream's first new token left."""
+        self._live[stream].first_token_ns = since_accepted_ns
+
+    def measured(self, metric: Metric, value: int) -> None:
+        """A cost was measured."""
+        self.decider.write([Measured(metric, value)])
+
+    def done(
+        self, stream: int, reason: FinishReason, publisher: PublisherState
+    ) -> list[WorkerEffect]:
+        """A stream's device work is over: keep, checkpoint, finish."""
+        live = self._live[stream]
+        self._flush_advanced()
+        live.finish = reason
+        live.state = StreamState.CLOSING
+        if reason in (FinishReason.STOP, FinishReason.LENGTH):
+            self._keep(live)
+            capture = self._checkpoint(live, publisher)
+            if capture is not None:
+                return [capture]
+        return self.closed(stream)
+
+    def captured(self, stream: int, size_bytes: int, elapsed_ns: int) -> list[WorkerEffect]:
+        """The chunks that were asked for have left the device."""
+        live = self._live[stream]
+        if live.checkpointing is not None:
+            self.decider.write(
+                [Outcome(KindId.CHECKPOINT, stream, (elapsed_ns, size_bytes))],
+                causes=[live.checkpointing],
+            )
+        return self.closed(stream)
+
+    def closed(self, stream: int) -> list[WorkerEffect]:
+        """Nothing holds the stream any more."""
+        live = self._live[stream]
+        self._flush_advanced()
+        reason = FinishReason.CANCELLED if live.state is StreamState.STOPPING else live.finish
+        self.decider.write([StreamFinished(stream, reason)])
+        ended = self._forget(live, reason)
+        self.decider.keyframe_if_due()
+        return [ended]
+
+    def close(self) -> None:
+        """Write the last keyframe of a clean stop."""
+        self._flush_advanced()
+        self.decider.keyframe()
+
+    # ---- keeping and checkpointing
+
+    def _keep(self, live: _Live) -> None:
+        pages = live.prompt.pages
+        node, shared = self.prefix.match(pages)
+        recorded = KeepRecorded(node, shared, len(pages))
+        evaluation, decided = self.decider.evaluate(
+            KindId.KEEP, self.view.keep_inputs(recorded), live.stream, -1, recorded
+        )
+        choice: KeepChoice = evaluation.choice
+        if not choice.keep:
+            self.decider.write([decided])
+            return
+        if choice.reclaim_columns and not self._reclaim_columns(live, choice.reclaim_columns):
+            return
+        kept = PromptKept(live.stream, node, shared, choice.columns)
+        self.decider.write([decided, kept])
+        self.prefix.record(live.stream, pages)
+
+    def _reclaim_columns(self, live: _Live, columns: int) -> bool:
+        groups = len(self.start.pools)
+        return self._evict(live, (columns,) * groups, PagesPromised(live.stream, (0,) * groups))
+
+    def _checkpoint(self, live: _Live, publisher: PublisherState) -> Capture | None:
+        prompt = live.prompt
+        lookup, entries = look_up(self.catalog, self.start.fingerprint, prompt.chunks)
+        recorded = CheckpointRecorded(lookup, publisher.queued, publisher.tier_free_bytes)
+        inputs = self.view.checkpoint_inputs(live.stream, recorded, self.catalog, entries)
+        evaluation, decided = self.decider.evaluate(
+            KindId.CHECKPOINT, inputs, live.stream, self.catalog.position, recorded
+        )
+        choice: CheckpointChoice = evaluation.choice
+        live.checkpointing = self.decider.write([decided])
+        if not choice.capture:
+            return None
+        durable = inputs.depth_tokens // self.start.chunk_tokens
+        return Capture(live.stream, tuple(range(durable, len(prompt.chunks))))
+
+    # ---- bookkeeping
+
+    def _flush_advanced(self) -> None:
+        if self._advanced:
+            entries = tuple(sorted(self._advanced.items()))
+            self._advanced = {}
+            self.decider.write([RowsAdvanced(entries)])
+
+    def _forget(self, live: _Live, reason: FinishReason) -> Ended:
+        del self._live[live.stream]
+        del self._streams[(live.number, live.attempt)]
+        return Ended(live.number, live.attempt, reason, live.cached_tokens, live.first_token_ns)
