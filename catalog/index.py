@@ -2,7 +2,7 @@
 
 A plain dictionary, folded from the same facts as a replica and read by the thread that decides,
 so the position it saw is exact. Owns no I/O and no database. What it answers is specified by the
-rules in ``rules/candidates.dl``; replay rebuilds it from facts.
+rules in ``rules/boundaries.dl``; replay rebuilds it from facts.
 
 A holder is a (worker, tier) and has one bit, given in the order in which holders first report a
 ready copy. A holder has a node when it has a ready copy of every part that is bound to the node,

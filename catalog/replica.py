@@ -26,6 +26,7 @@ from .errors import BadInputError
 from .replica_batch import Batch, batch_of
 from .replica_ledger import check_ledger, enter_rows, open_ledger
 from .replica_schema import SCHEMA, KindTables, ddl, event_columns, form_digest
+from .standing import standing_rules
 
 APPLY_FACTS_MAX = 1_000_000
 CHAIN_START = bytes(32)
@@ -111,21 +112,38 @@ class Replica:
         parameters: Mapping[str, Type] | None = None,
         as_of: bool = False,
     ) -> Query:
-        """Compile Datalog over the replica's predicates (``replica_schema`` lists them)."""
-        return compile_query(text, SCHEMA, file=file, parameters=parameters, as_of=as_of)
+        """Compile Datalog over the replica's predicates (``replica_schema`` lists them) and the
+        standing rules."""
+        return compile_query(
+            text,
+            SCHEMA,
+            file=file,
+            library=standing_rules(),
+            parameters=parameters,
+            as_of=as_of,
+        )
 
     def run(
         self,
         query: Query,
         values: Mapping[str, Value] | None = None,
         *,
+        inputs: Mapping[str, pa.Table] | None = None,
         as_of: int | None = None,
         ordered: bool = True,
         limits: Limits | None = None,
     ) -> pa.Table:
         """Run a compiled query; see ``datalog.run``. ``as_of`` is at most ``position``."""
         self._check_position(as_of)
-        return run(self._connection, query, values, as_of=as_of, ordered=ordered, limits=limits)
+        return run(
+            self._connection,
+            query,
+            values,
+            inputs=inputs,
+            as_of=as_of,
+            ordered=ordered,
+            limits=limits,
+        )
 
     def query(
         self,
@@ -133,12 +151,23 @@ class Replica:
         values: Mapping[str, Value] | None = None,
         *,
         file: str = "<query>",
+        inputs: Mapping[str, pa.Table] | None = None,
         as_of: int | None = None,
         limits: Limits | None = None,
     ) -> pa.Table:
         """Compile and run Datalog text; see ``datalog.answer``."""
         self._check_position(as_of)
-        return answer(self._connection, SCHEMA, text, values, file=file, as_of=as_of, limits=limits)
+        return answer(
+            self._connection,
+            SCHEMA,
+            text,
+            values,
+            file=file,
+            library=standing_rules(),
+            inputs=inputs,
+            as_of=as_of,
+            limits=limits,
+        )
 
     def _check_position(self, as_of: int | None) -> None:
         if as_of is not None and not 0 <= as_of <= self.position:

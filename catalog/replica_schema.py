@@ -214,5 +214,14 @@ def _relations() -> list[Relation]:
     return relations
 
 
-SCHEMA = Schema(_relations())
+PROMPT = Relation(
+    "prompt",
+    (Column("i", Type.INT), Column("prefix", Type.BYTES)),
+    "given_prompt",
+    (("i",),),
+    provided=True,
+)
+"""The chunk digests of a prompt, handed in with a query: i from 0 without gaps, prefix digest."""
+
+SCHEMA = Schema([*_relations(), PROMPT])
 """The base relations of every replica."""

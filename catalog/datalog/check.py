@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from pagetrail.catalog.datalog.errors import Diagnostic, nearest
 from pagetrail.catalog.datalog.model import (
     GOAL,
+    Aggregate,
     Atom,
     Compare,
     Comparison,
@@ -24,24 +25,28 @@ from pagetrail.catalog.datalog.model import (
 )
 
 
-def check(program: Program, schema: Schema) -> list[Diagnostic]:
-    """Findings about predicates, arities and safety, in no particular order."""
+def check(program: Program, schema: Schema, others: Iterable[str] = ()) -> list[Diagnostic]:
+    """Findings about predicates, arities and safety, in no particular order.
+
+    ``others``: names that an unknown predicate may have been meant for, besides those in use.
+    """
     arities: dict[str, tuple[int, Place]] = {}
     for rule in program.rules:
         arities.setdefault(rule.predicate, (len(rule.head), rule.at))
     findings: list[Diagnostic] = []
+    names = [*schema, *others, *(name for name in arities if name != GOAL)]
     for rule in program.rules:
-        findings.extend(_names(program.file, rule, schema, arities))
-        findings.extend(_safety(program.file, rule))
+        findings.extend(_counts(rule))
+        findings.extend(_names(rule, schema, arities, names))
+        findings.extend(_safety(rule))
     return findings
 
 
 def _names(
-    file: str, rule: Rule, schema: Schema, arities: dict[str, tuple[int, Place]]
+    rule: Rule, schema: Schema, arities: dict[str, tuple[int, Place]], names: list[str]
 ) -> Iterator[Diagnostic]:
     if rule.predicate in schema:
         yield _finding(
-            file,
             rule,
             rule.at,
             f"{rule.predicate} is a base relation and cannot be the head of a rule",
@@ -51,7 +56,6 @@ def _names(
     arity, first = arities[rule.predicate]
     if len(rule.head) != arity:
         yield _finding(
-            file,
             rule,
             rule.at,
             f"{rule.predicate} has {len(rule.head)} arguments, but {arity} at line {first.line}",
@@ -64,27 +68,24 @@ def _names(
         if name in schema:
             columns = schema[name].columns
             if used != len(columns):
-                names = ", ".join(c.name for c in columns)
+                arguments = ", ".join(c.name for c in columns)
                 yield _finding(
-                    file,
                     rule,
                     literal.at,
                     f"{name} takes {len(columns)} arguments, got {used}",
-                    f"write {name}({names}), with _ for what is of no interest",
+                    f"write {name}({arguments}), with _ for what is of no interest",
                 )
         elif name in arities:
             if used != arities[name][0]:
                 yield _finding(
-                    file,
                     rule,
                     literal.at,
                     f"{name} takes {arities[name][0]} arguments, got {used}",
                     f"its rule at line {arities[name][1].line} defines the arguments",
                 )
         else:
-            close = nearest(name, [*schema, *(a for a in arities if a != GOAL)])
+            close = nearest(name, names)
             yield _finding(
-                file,
                 rule,
                 literal.at,
                 f"unknown predicate {name}",
@@ -92,7 +93,7 @@ def _names(
             )
 
 
-def _safety(file: str, rule: Rule) -> Iterator[Diagnostic]:
+def _safety(rule: Rule) -> Iterator[Diagnostic]:
     bound = bound_variables(rule)
     reported: set[str] = set()
     for term, where in _uses(rule):
@@ -101,11 +102,21 @@ def _safety(file: str, rule: Rule) -> Iterator[Diagnostic]:
                 continue
             reported.add(variable.name)
             yield _finding(
-                file,
                 rule,
                 variable.at,
                 f"unsafe variable {variable.name} in {where}",
                 f"bind {variable.name} by a positive atom, or by {variable.name} = <bound terms>",
+            )
+
+
+def _counts(rule: Rule) -> Iterator[Diagnostic]:
+    for term in rule.head:
+        if isinstance(term, Aggregate) and not term.arguments and not bound_variables(rule):
+            yield _finding(
+                rule,
+                term.at,
+                "count(*) counts bindings of named variables, and the body names none",
+                "name what is to be counted instead of writing _",
             )
 
 
@@ -150,5 +161,5 @@ def _uses(rule: Rule) -> Iterable[tuple[Term, str]]:
             yield variable, "the head"
 
 
-def _finding(file: str, rule: Rule, at: Place, message: str, fix: str) -> Diagnostic:
-    return Diagnostic(file, at.line, at.column, rule.text, message, fix)
+def _finding(rule: Rule, at: Place, message: str, fix: str) -> Diagnostic:
+    return Diagnostic(rule.file, at.line, at.column, rule.text, message, fix)

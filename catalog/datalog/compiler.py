@@ -8,11 +8,11 @@ them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from pagetrail.catalog.datalog.check import check
-from pagetrail.catalog.datalog.errors import DatalogError
+from pagetrail.catalog.datalog.errors import DatalogError, Diagnostic
 from pagetrail.catalog.datalog.infer import Types, infer
 from pagetrail.catalog.datalog.model import (
     OPEN_SEQ,
@@ -21,6 +21,7 @@ from pagetrail.catalog.datalog.model import (
     Column,
     Constant,
     Program,
+    Relation,
     Rule,
     Schema,
     Type,
@@ -53,7 +54,8 @@ class Table:
 class Query:
     """A compiled program: immutable, and good for any number of runs on any connection.
 
-    ``columns`` name and type the answer. ``tables`` are groups of temporary tables, filled group
+    ``columns`` name and type the answer. ``inputs`` are the provided relations that each run must
+    hand in. ``tables`` are groups of temporary tables, filled group
     by group; the tables of one group grow together until none does. ``as_of``: whether the
     position of the log is given at run time (else the newest state is read).
     """
@@ -62,6 +64,7 @@ class Query:
     components: tuple[Component, ...]
     columns: tuple[Column, ...]
     parameters: Mapping[str, Type]
+    inputs: tuple[Relation, ...]
     tables: tuple[tuple[Table, ...], ...]
     sql: str
     as_of: bool
@@ -72,14 +75,19 @@ def compile_query(
     schema: Schema,
     *,
     file: str = "<query>",
+    library: Sequence[Rule] = (),
     parameters: Mapping[str, Type] | None = None,
     as_of: bool = False,
 ) -> Query:
-    """Parse, check and translate a program. ``parameters`` declares types of ``$name``s; what is
-    not declared follows from its use. Raises DatalogError with every finding of the first phase
-    that has any."""
-    program = parse(text, file)
-    findings = check(program, schema)
+    """Parse, check and translate a program.
+
+    ``library``: rules whose predicates the text may use and must not define; only those it needs
+    take part. ``parameters`` declares types of ``$name``s; what is not declared follows from its
+    use. ``as_of``: the position of the log is given with each run. Raises DatalogError with every
+    finding of the first phase that has any.
+    """
+    program = _link(parse(text, file), library)
+    findings = check(program, schema, (rule.predicate for rule in library))
     if findings:
         raise DatalogError(findings)
     types, findings = infer(program, schema, parameters or {})
@@ -87,6 +95,37 @@ def compile_query(
     if findings or unstratified:
         raise DatalogError([*findings, *unstratified])
     return _Compiler(program, schema, types, as_of).query(components)
+
+
+def _link(program: Program, library: Sequence[Rule]) -> Program:
+    """The program with the library's rules that it needs in front."""
+    provided: dict[str, list[Rule]] = {}
+    for rule in library:
+        provided.setdefault(rule.predicate, []).append(rule)
+    clashes = [
+        Diagnostic(
+            rule.file,
+            rule.at.line,
+            rule.at.column,
+            rule.text,
+            f"{rule.predicate} is a standing rule ({provided[rule.predicate][0].file})",
+            "give the predicate another name, or use the standing rule as it is",
+        )
+        for rule in program.rules
+        if rule.predicate in provided
+    ]
+    if clashes:
+        raise DatalogError(clashes)
+    needed: dict[str, None] = {}
+    todo = list(program.rules)
+    while todo:
+        for used in todo.pop().body:
+            if isinstance(used, Atom) and used.predicate in provided:
+                if used.predicate not in needed:
+                    todo += provided[used.predicate]
+                needed[used.predicate] = None
+    linked = tuple(rule for rule in library if rule.predicate in needed)
+    return Program(linked + program.rules)
 
 
 class _Compiler:
@@ -99,7 +138,7 @@ class _Compiler:
         self._as_of = as_of
         self._numbers = {id(rule): i for i, rule in enumerate(program.rules)}
         numbers = {name: i for i, name in enumerate(types.parameters)}
-        self._translator = RuleTranslator(program.file, Parameters(numbers, types.parameters))
+        self._translator = RuleTranslator(Parameters(numbers, types.parameters))
         self._sources: dict[str, Source] = {}
 
     def query(self, components: tuple[Component, ...]) -> Query:
@@ -117,6 +156,11 @@ class _Compiler:
             components=components,
             columns=_answer_columns(self._program, self._types),
             parameters=self._types.parameters,
+            inputs=tuple(
+                self._schema[name]
+                for name in self._sources
+                if name in self._schema and self._schema[name].provided
+            ),
             tables=tables,
             sql=f"{prefix}SELECT {outputs} FROM {source.table}",
             as_of=self._as_of,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +22,7 @@ from pagetrail.catalog.datalog.errors import (
     EvaluationLimitError,
     nearest,
 )
-from pagetrail.catalog.datalog.model import OPEN_SEQ, Schema, Type, Value, type_of
+from pagetrail.catalog.datalog.model import OPEN_SEQ, Rule, Schema, Type, Value, type_of
 from pagetrail.catalog.datalog.sql import AS_OF, FAULT_PREFIX, ROUND, parameter_name
 from pagetrail.catalog.errors import BadInputError, InvariantError
 
@@ -45,11 +45,13 @@ def run(
     query: Query,
     values: Mapping[str, Value] | None = None,
     *,
+    inputs: Mapping[str, pa.Table] | None = None,
     as_of: int | None = None,
     ordered: bool = True,
     limits: Limits | None = None,
 ) -> pa.Table:
-    """Evaluate ``query``; ``values`` gives every parameter of it.
+    """Evaluate ``query``; ``values`` gives every parameter of it, ``inputs`` the rows of every
+    provided relation, columns in the relation's order.
 
     ``as_of`` is a position of the log: the facts with a smaller ``seq`` are seen. The rows are a
     set; ``ordered`` sorts them by all columns, left to right (bytes and text by
@@ -57,6 +59,7 @@ def run(
     EvaluationError for undefined arithmetic that matters, EvaluationLimitError at a limit.
     """
     arguments = _arguments(query, values or {}, as_of)
+    rows = _inputs(query, inputs or {})
     limits = limits or Limits()
     cursor = connection.cursor()
     timer = threading.Timer(limits.seconds, cursor.interrupt)
@@ -64,6 +67,8 @@ def run(
     timer.start()
     try:
         cursor.begin()
+        for view, given in rows.items():
+            cursor.register(view, given)
         for group in query.tables:
             _fill(cursor, group, arguments, limits.rounds)
         sql = query.sql + (" ORDER BY ALL" if ordered else "")
@@ -88,19 +93,25 @@ def answer(
     values: Mapping[str, Value] | None = None,
     *,
     file: str = "<query>",
+    library: Sequence[Rule] = (),
+    inputs: Mapping[str, pa.Table] | None = None,
     as_of: int | None = None,
     limits: Limits | None = None,
 ) -> pa.Table:
     """Compile and run in one go; parameters take the types of their values."""
     values = values or {}
     types = {name: _type(name, value) for name, value in values.items()}
-    query = compile_query(text, schema, file=file, parameters=types, as_of=as_of is not None)
-    return run(connection, query, values, as_of=as_of, limits=limits)
+    query = compile_query(
+        text, schema, file=file, library=library, parameters=types, as_of=as_of is not None
+    )
+    return run(connection, query, values, inputs=inputs, as_of=as_of, limits=limits)
 
 
 def verify_schema(connection: duckdb.DuckDBPyConnection, schema: Schema) -> None:
     """Raise BadInputError unless each relation's table has its columns with exactly its types."""
     for relation in schema.values():
+        if relation.provided:
+            continue
         try:
             rows = connection.execute(f'DESCRIBE "{relation.table}"').fetchall()
         except duckdb.Error as error:
@@ -175,6 +186,28 @@ def _arguments(query: Query, values: Mapping[str, Value], as_of: int | None) -> 
     return arguments
 
 
+def _inputs(query: Query, inputs: Mapping[str, pa.Table]) -> dict[str, pa.Table]:
+    """The provided relations' rows under the names that SQL uses, with exactly their types."""
+    wanted = {relation.name: relation for relation in query.inputs}
+    if inputs.keys() != wanted.keys():
+        raise BadInputError(
+            f"the query takes the relations {sorted(wanted)}, got {sorted(inputs)}; hand in those"
+        )
+    rows: dict[str, pa.Table] = {}
+    for name, relation in wanted.items():
+        fields = [pa.field(c.name, ARROW_TYPES[c.type]) for c in relation.columns]
+        table = inputs[name]
+        if [f.type for f in table.schema] != [f.type for f in fields]:
+            raise BadInputError(
+                f"relation {name} has the columns {[f'{f.name}: {f.type}' for f in fields]}, "
+                f"got {[f'{f.name}: {f.type}' for f in table.schema]}; cast them"
+            )
+        if any(column.null_count for column in table.columns):
+            raise BadInputError(f"relation {name} holds NULL, which no relation may; drop it")
+        rows[relation.table] = table.rename_columns([f.name for f in fields])
+    return rows
+
+
 def _type(name: str, value: object) -> Type:
     type_ = type_of(value)
     if type_ is None:
@@ -207,7 +240,7 @@ def _translate(query: Query, error: duckdb.Error) -> EvaluationError:
         return EvaluationError(f"DuckDB could not answer: {error}")
     rule = query.program.rules[int(found[1])]
     diagnostic = Diagnostic(
-        query.program.file,
+        rule.file,
         rule.at.line,
         rule.at.column,
         rule.text,

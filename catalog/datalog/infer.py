@@ -47,7 +47,7 @@ def infer(
 
     Expects a program that passed ``check``.
     """
-    unifier = _Unifier(program, schema)
+    unifier = _Unifier(schema)
     for name, declared in parameters.items():
         unifier.types[unifier.find(("$", name, 0))] = declared
     for number, rule in enumerate(program.rules):
@@ -84,8 +84,7 @@ def infer(
 class _Unifier:
     """Union-find over slots, with the findings gathered on the way."""
 
-    def __init__(self, program: Program, schema: Schema) -> None:
-        self._file = program.file
+    def __init__(self, schema: Schema) -> None:
         self._schema = schema
         self._parent: dict[_Slot, _Slot] = {}
         self.types: dict[_Slot, Type] = {}
@@ -177,4 +176,4 @@ class _Unifier:
             self.types[slots[-1]] = type_
 
     def report(self, rule: Rule, at: Place, message: str, fix: str) -> None:
-        self.findings.append(Diagnostic(self._file, at.line, at.column, rule.text, message, fix))
+        self.findings.append(Diagnostic(rule.file, at.line, at.column, rule.text, message, fix))

@@ -57,7 +57,8 @@ class Relation:
     ``columns`` are the predicate's arguments in order. Each of ``keys`` names columns that
     identify a row (at one position of the log when ``temporal``): the compiler then leaves out
     work that only removes duplicates, so a key that does not hold gives wrong answers. Without
-    keys, rows may repeat. ``temporal``: the table has ``from_seq`` and ``to_seq`` (BIGINT, never
+    keys, rows may repeat. ``provided``: the rows are an Arrow table handed in with each run, under
+    the name ``table``. ``temporal``: the table has ``from_seq`` and ``to_seq`` (BIGINT, never
     NULL, ``OPEN_SEQ`` while the row holds), and a row counts at position n, that is after the
     facts with ``seq < n``, iff ``from_seq < n <= to_seq``.
     """
@@ -67,6 +68,7 @@ class Relation:
     table: str
     keys: tuple[tuple[str, ...], ...] = ()
     temporal: bool = False
+    provided: bool = False
 
     def __post_init__(self) -> None:
         if not _PREDICATE.match(self.name):
@@ -234,13 +236,14 @@ Literal = Atom | Comparison
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """``head(T, ...) :- literal, ... .``; no body makes it a fact. ``text`` is its source."""
+    """``head(T, ...) :- literal, ... .``; no body makes it a fact. ``text`` is its source, cut."""
 
     predicate: str
     head: tuple[Term | Aggregate, ...]
     body: tuple[Literal, ...]
     at: Place
     text: str
+    file: str
 
     @property
     def aggregates(self) -> bool:
@@ -258,11 +261,14 @@ GOAL = "?"
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A parsed text. ``answer`` is the predicate asked for: GOAL, or the last rule's head."""
+    """Rules in order; the last one's head is the predicate asked for, GOAL for a goal."""
 
-    file: str
     rules: tuple[Rule, ...]
-    answer: str
+
+    @property
+    def answer(self) -> str:
+        """The predicate asked for."""
+        return self.rules[-1].predicate
 
 
 def variables(term: Term | Aggregate) -> tuple[Variable, ...]:

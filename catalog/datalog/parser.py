@@ -78,7 +78,7 @@ class _Parser:
             rules.append(self._goal() if self._accept("?-") else self._rule())
         if not rules:
             raise self._error(self._peek(), "the program is empty", "write at least one rule")
-        return Program(self._file, tuple(rules), rules[-1].predicate)
+        return Program(tuple(rules))
 
     def _rule(self) -> Rule:
         at = self._peek().at
@@ -89,7 +89,7 @@ class _Parser:
         else:
             body = ()
             self._expect(".", f"after the head of {predicate}", "end a fact with '.', or write :-")
-        return Rule(predicate, tuple(head), body, at, self._source())
+        return Rule(predicate, tuple(head), body, at, self._source(), self._file)
 
     def _goal(self) -> Rule:
         at = self._peek().at
@@ -107,7 +107,7 @@ class _Parser:
                 self._peek(), f"a goal with more than {ARITY_MAX} variables", "name fewer; use _"
             )
         head: tuple[Term, ...] = tuple(seen.values()) or (Constant(1, at),)
-        return Rule(GOAL, head, body, at, self._source())
+        return Rule(GOAL, head, body, at, self._source(), self._file)
 
     def _body(self) -> tuple[Literal, ...]:
         body = [self._literal()]

@@ -87,8 +87,7 @@ class _Body:
 class RuleTranslator:
     """Translates rules of one program. Holds what does not change from rule to rule."""
 
-    def __init__(self, file: str, parameters: Parameters) -> None:
-        self._file = file
+    def __init__(self, parameters: Parameters) -> None:
         self._parameters = parameters
 
     def select(self, rule: Rule, number: int, source_of: SourceOf, *, distinct: bool = True) -> str:
@@ -188,15 +187,9 @@ class RuleTranslator:
             left = self._expression(term.left, environment, rule)
             right = self._expression(term.right, environment, rule)
             if len(left.sql) + len(right.sql) > EXPRESSION_SQL_MAX_CHARS:
-                raise self._too_large(term, rule)
+                raise _too_large(term, rule)
             return operation(term.operator, left, right)
         raise TypeError(f"{term!r} has no value: the checks never let it through")
-
-    def _too_large(self, term: Term, rule: Rule) -> DatalogError:
-        at = term.at
-        message = "an expression too large to translate"
-        fix = "derive a part of it (mostly an inner // or mod) in a helper rule"
-        return DatalogError([Diagnostic(self._file, at.line, at.column, rule.text, message, fix)])
 
     def _project(
         self, outputs: Mapping[str, Expression], body: _Body, number: int, distinct: bool
@@ -274,6 +267,13 @@ class RuleTranslator:
             else f"c{i}"
             for i in range(arity)
         )
+
+
+def _too_large(term: Term, rule: Rule) -> DatalogError:
+    at = term.at
+    message = "an expression too large to translate"
+    fix = "derive a part of it (mostly an inner // or mod) in a helper rule"
+    return DatalogError([Diagnostic(rule.file, at.line, at.column, rule.text, message, fix)])
 
 
 def _assignable(

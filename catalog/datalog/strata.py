@@ -48,7 +48,7 @@ def stratify(program: Program) -> tuple[tuple[Component, ...], list[Diagnostic]]
     order = _components(uses)
     member = {predicate: i for i, names in enumerate(order) for predicate in names}
     findings = [
-        _cycle(program.file, rule, literal, uses)
+        _cycle(rule, literal, uses)
         for rule in program.rules
         for literal in rule.body
         if isinstance(literal, Atom)
@@ -132,9 +132,7 @@ def _reachable(answer: str, uses: Mapping[str, Mapping[str, None]]) -> frozenset
     return frozenset(seen)
 
 
-def _cycle(
-    file: str, rule: Rule, literal: Atom, uses: Mapping[str, Mapping[str, None]]
-) -> Diagnostic:
+def _cycle(rule: Rule, literal: Atom, uses: Mapping[str, Mapping[str, None]]) -> Diagnostic:
     """The finding for one forbidden edge, with a shortest way back from callee to head."""
     came: dict[str, str] = {literal.predicate: ""}
     queue = [literal.predicate]
@@ -152,7 +150,7 @@ def _cycle(
     through = "not" if literal.negated else "an aggregate"
 
     return Diagnostic(
-        file,
+        rule.file,
         literal.at.line,
         literal.at.column,
         rule.text,
