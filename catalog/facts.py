@@ -50,6 +50,9 @@ class KindId(IntEnum):
     STREAM_FINISHED = 76
     NODE_DURABLE = 77
     MEASURED = 78
+    STREAM_PREEMPTED = 79
+    PAGES_PINNED = 80
+    PAGES_UNPINNED = 81
 
     ROUTER_STARTED = 96
     WORKER_OBSERVED = 97
@@ -132,6 +135,9 @@ def _table() -> dict[int, Kind]:
         (KindId.STREAM_FINISHED, worker.StreamFinished, Role.COMMAND, ("stream",)),
         (KindId.NODE_DURABLE, worker.NodeDurable, Role.COMMAND, ("node",)),
         (KindId.MEASURED, worker.Measured, Role.COMMAND, ("metric",)),
+        (KindId.STREAM_PREEMPTED, worker.StreamPreempted, Role.COMMAND, ("stream",)),
+        (KindId.PAGES_PINNED, worker.PagesPinned, Role.COMMAND, ("lease",)),
+        (KindId.PAGES_UNPINNED, worker.PagesUnpinned, Role.COMMAND, ("lease",)),
         (KindId.ROUTER_STARTED, router.RouterStarted, Role.JOURNAL, ("router", "router_epoch")),
         (KindId.WORKER_OBSERVED, router.WorkerObserved, Role.COMMAND, ("worker",)),
         (KindId.WORKER_EXPIRED, router.WorkerExpired, Role.COMMAND, ("worker",)),

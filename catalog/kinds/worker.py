@@ -189,6 +189,9 @@ class PromptKept(msgspec.Struct, frozen=True, array_like=True):
     node: NodeNumber
     shared: Annotated[int, Meta(description="columns the tree already held")]
     columns: Annotated[int, Meta(description="columns kept in all")]
+    supersedes: Annotated[
+        tuple[int, ...], Meta(description="nodes whose turn this prompt continues otherwise")
+    ] = ()
 
 
 class StreamFinished(msgspec.Struct, frozen=True, array_like=True):
@@ -203,6 +206,28 @@ class NodeDurable(msgspec.Struct, frozen=True, array_like=True):
 
     node: NodeNumber
     columns: Annotated[int, Meta(description="durable columns of the path from the root")]
+
+
+class StreamPreempted(msgspec.Struct, frozen=True, array_like=True):
+    """A running stream gives all its pages back; it will begin again where it stood."""
+
+    stream: Stream
+    swapped: Annotated[bool, Meta(description="its rows went to RAM; else they are recomputed")]
+
+
+class PagesPinned(msgspec.Struct, frozen=True, array_like=True):
+    """Leading columns of a stream, or of a kept path, are held while their bytes are read."""
+
+    lease: Annotated[int, Meta(description="lease number, from 1")]
+    stream: Annotated[int, Meta(description="stream that is read; 0: the kept path")]
+    node: Annotated[int, Meta(description="kept node the columns end in; 0 for a stream")]
+    columns: Annotated[int, Meta(description="columns from the root")]
+
+
+class PagesUnpinned(msgspec.Struct, frozen=True, array_like=True):
+    """A lease is returned."""
+
+    lease: Annotated[int, Meta(description="lease number")]
 
 
 class Measured(msgspec.Struct, frozen=True, array_like=True):

@@ -12,9 +12,11 @@ from pagetrail.catalog.kinds.worker import (
     PagesAdopted,
     PagesPromised,
     StreamFinished,
+    StreamPreempted,
 )
 
-from .books import Books, Route, check_floors
+from .books import Books, check_floors
+from .routes import Route
 
 
 def adopt(books: Books, command: PagesAdopted) -> None:
@@ -31,7 +33,7 @@ def adopt(books: Books, command: PagesAdopted) -> None:
             f"{shape.page_tokens}: the last row must lie in the last column"
         )
     check_floors(books, run, columns, rows)
-    end = tree.split_at(run, columns) if columns else tree.root
+    end = books.split_at(run, columns) if columns else tree.root
     tree.touch(end, books.commands)
     books.enter(end)
     books.routes[command.stream] = Route(command.stream, end, rows, len(books.pools))
@@ -39,7 +41,7 @@ def adopt(books: Books, command: PagesAdopted) -> None:
 
 def undo(books: Books, command: AdoptionUndone) -> None:
     """A stream gives back what it adopted. Its touch of the path stays: it has been looked up."""
-    route = books.route(command.stream)
+    route = books.settled_route(command.stream)
     if any(route.promised) or route.rows != route.adopted_rows:
         raise BadInputError(
             f"stream {command.stream} has been promised pages or has advanced; finish it instead "
@@ -71,8 +73,17 @@ def promise(books: Books, command: PagesPromised) -> None:
 
 def finish(books: Books, command: StreamFinished) -> None:
     """A stream leaves: its promise is returned, its holds are released."""
-    route = books.route(command.stream)
+    _leave(books, command.stream)
+
+
+def preempt(books: Books, command: StreamPreempted) -> None:
+    """A running stream gives everything back and will begin again later."""
+    _leave(books, command.stream)
+
+
+def _leave(books: Books, stream: int) -> None:
+    route = books.settled_route(stream)
     for pool, count in zip(books.pools, route.promised, strict=True):
         pool.promised -= count
     books.leave(route.end)
-    del books.routes[command.stream]
+    del books.routes[stream]

@@ -1,7 +1,7 @@
 """Everything a page owner remembers, and the few moves that all operations share.
 
 Owns the composition of pools, kept tree, routes and leases. The operations themselves are plain
-functions over it (beginning.py, growing.py, keeping.py, leases.py), listed in commands.py.
+functions over it (beginning.py, growing.py, keeping.py, pinning.py), listed in commands.py.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from pagetrail.catalog.kinds.worker import PoolSpec
 
 from .book import Pool
 from .kept import KeptTree
-from .runs import NO_NUMBER, Run, path_up
+from .routes import Lease, Route
+from .runs import NO_NUMBER, Run, path_up, split_front
 
 GROUPS_MAX = 64
 PAGE_TOKENS_MAX = 65_536
@@ -60,35 +61,18 @@ class Shape:
         return max(0, rows - window + 1) // self.page_tokens
 
 
-class Route:
-    """A stream's place in the tree of runs: its page tables, rows and what it may still take."""
-
-    __slots__ = ("adopted_columns", "adopted_rows", "end", "promised", "rows", "stream")
-
-    def __init__(self, stream: int, end: Run, rows: int, groups: int) -> None:
-        self.stream = stream
-        self.end = end
-        self.rows = rows
-        self.adopted_columns = end.end
-        self.adopted_rows = rows
-        self.promised = [0] * groups
-
-    @property
-    def columns(self) -> int:
-        """Columns the route covers; the last may be partly filled."""
-        return self.end.end
-
-
 class Books:
     """The state of a page owner. Mutated only by the operations that commands.py lists."""
 
-    __slots__ = ("commands", "pools", "routes", "shape", "tree", "windows")
+    __slots__ = ("commands", "leases", "pools", "routes", "shape", "tickets", "tree", "windows")
 
     def __init__(self, shape: Shape) -> None:
         self.shape = shape
         self.pools = [Pool(pool.pages) for pool in shape.pools]
         self.tree = KeptTree(len(shape.pools))
         self.routes: dict[int, Route] = {}
+        self.leases: dict[int, Lease] = {}
+        self.tickets = 0  # appends reserved so far; a live matter, no part of the state
         self.commands = 0  # applied so far; while one is applied, its own number
         self.windows = tuple(
             group for group, pool in enumerate(shape.pools) if pool.window_tokens != 0
@@ -104,6 +88,17 @@ class Books:
             )
         return route
 
+    def settled_route(self, stream: int) -> Route:
+        """A stream's route, when no row of it waits to be advanced. Raises BadInputError."""
+        route = self.route(stream)
+        if route.ahead is not None:
+            raise BadInputError(
+                f"stream {stream} has {route.ahead.committed_rows} rows that were written and not "
+                f"advanced, and {route.ahead.pending_rows} pending; commit or abort the append and "
+                "advance the rows first"
+            )
+        return route
+
     def new_stream(self, stream: int) -> None:
         """Check that a stream may begin. Raises BadInputError."""
         if stream < 1:
@@ -112,22 +107,36 @@ class Books:
             raise BadInputError(f"stream {stream} has a route already; finish it first")
 
     def enter(self, end: Run) -> None:
-        """One more user of the whole path to ``end``."""
+        """One more holder of the whole path to ``end``."""
         for run in path_up(end):
             if run.holders == 0 and run.number != NO_NUMBER:
                 self.tree.count_idle(run, -1)
             run.holders += 1
 
+    def split_at(self, run: Run, columns: int) -> Run:
+        """The run that ends exactly at the path's ``columns``, inside ``run``; split if needed."""
+        if columns == run.end:
+            return run
+        if run.number != NO_NUMBER:
+            front = self.tree.split_at(run, columns)
+        else:
+            front = split_front(run, columns - run.start)
+        if run.pins:
+            for lease in self.leases.values():
+                if run in lease.runs:
+                    lease.runs.insert(lease.runs.index(run), front)
+        return front
+
     def leave(self, end: Run) -> None:
-        """One user fewer of the whole path to ``end``; what nobody holds any more is free."""
+        """One holder fewer of the whole path to ``end``; what nobody holds any more is free."""
         freed: list[list[int]] = [[] for _ in self.pools]
         for run in path_up(end):
-            self.drop_users(run, 1, freed)
+            self.drop_holders(run, 1, freed)
         self.give(freed)
 
-    def drop_users(self, run: Run, users: int, freed: list[list[int]]) -> None:
+    def drop_holders(self, run: Run, count: int, freed: list[list[int]]) -> None:
         """``holders`` fewer users of one run; pages without a holder are added to ``freed``."""
-        run.holders -= users
+        run.holders -= count
         if run.holders == 0:
             if run.number != NO_NUMBER:
                 self.tree.count_idle(run, 1)

@@ -19,7 +19,7 @@ def check(books: Books) -> None:
     users = _users(books)
     runs = _runs(books, users)
     _check_shape(books, runs)
-    _check_users(runs, users)
+    _check_users(books, runs, users)
     _check_pages(books, runs)
     _check_tree(books)
     _check_routes(books)
@@ -31,10 +31,12 @@ def _require(holds: bool, message: str) -> None:
 
 
 def _users(books: Books) -> Counter[Run]:
-    """How many routes pass through each run."""
+    """How many routes and leases include each run."""
     users: Counter[Run] = Counter()
     for route in books.routes.values():
         users.update(path_up(route.end))
+    for lease in books.leases.values():
+        users.update(lease.runs)
     return users
 
 
@@ -64,13 +66,15 @@ def _check_shape(books: Books, runs: list[Run]) -> None:
             )
 
 
-def _check_users(runs: list[Run], users: Counter[Run]) -> None:
+def _check_users(books: Books, runs: list[Run], users: Counter[Run]) -> None:
     for run in runs:
         _require(
             run.holders == users[run],
             f"run {run.number} at column {run.start} counts {run.holders} holders and has "
             f"{users[run]}",
         )
+        pins = sum(run in lease.runs for lease in books.leases.values())
+        _require(run.pins == pins, f"run {run.number} counts {run.pins} pins and has {pins}")
         _require(run.holds >= 1, f"run {run.number} at column {run.start} has no holder")
 
 
@@ -78,6 +82,17 @@ def _check_pages(books: Books, runs: list[Run]) -> None:
     for group, pool in enumerate(books.pools):
         name = f"group {books.shape.pools[group].name!r}"
         owned = [page for run in runs for page in run.pages[group]]
+        flying = [
+            page
+            for route in books.routes.values()
+            if route.ahead is not None
+            for page in route.ahead.pages[group]
+        ]
+        _require(
+            pool.in_flight == len(flying),
+            f"{name} counts {pool.in_flight} pages in flight and has {len(flying)}",
+        )
+        owned += flying
         held = set(owned)
         free = pool.free_pages()
         _require(len(held) == len(owned), f"{name}: a page lies in two runs")
@@ -167,4 +182,19 @@ def _check_routes(books: Books) -> None:
         _require(
             -(-route.rows // page_tokens) == route.columns,
             f"stream {stream} has {route.rows} rows in {route.columns} columns",
+        )
+        ahead = route.ahead
+        if ahead is None:
+            continue
+        _require(
+            all(
+                len(ids) <= promised
+                for ids, promised in zip(ahead.pages, route.promised, strict=True)
+            ),
+            f"stream {stream} has more pages in flight than it was promised",
+        )
+        rows = route.rows + ahead.committed_rows + ahead.pending_rows
+        _require(
+            -(-rows // page_tokens) == ahead.first_column + len(ahead.pages[0]),
+            f"stream {stream} has pages in flight for other rows than it writes",
         )

@@ -10,7 +10,7 @@ import msgspec
 
 from pagetrail.catalog.kinds import worker
 
-from . import beginning, growing, keeping
+from . import beginning, growing, keeping, pinning
 from .books import Books
 
 OPERATIONS: Mapping[type[msgspec.Struct], Callable[[Books, Any], None]] = MappingProxyType(
@@ -19,11 +19,14 @@ OPERATIONS: Mapping[type[msgspec.Struct], Callable[[Books, Any], None]] = Mappin
         worker.AdoptionUndone: beginning.undo,
         worker.PagesPromised: beginning.promise,
         worker.StreamFinished: beginning.finish,
+        worker.StreamPreempted: beginning.preempt,
         worker.RowsAdvanced: growing.advance,
         worker.RowsRestored: growing.restore,
         worker.RouteForked: keeping.fork,
         worker.PromptKept: keeping.keep,
         worker.NodesEvicted: keeping.evict,
         worker.NodeDurable: keeping.durable,
+        worker.PagesPinned: pinning.pin,
+        worker.PagesUnpinned: pinning.unpin,
     }
 )

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pagetrail.catalog.errors import BadInputError
+from pagetrail.catalog.errors import BadInputError, InvariantError
 from pagetrail.catalog.kinds.worker import RowsAdvanced, RowsRestored
 
-from .books import Books, Route
-from .runs import NO_NUMBER, Run, path_up, split_front
+from .books import Books
+from .routes import Ahead, Route
+from .runs import NO_NUMBER, Run, path_up
 
 ADVANCES_MAX = 65_536
 
@@ -65,6 +66,12 @@ def plan(books: Books, route: Route, rows: int, leaving: dict[Run, int]) -> Grow
     """What ``rows`` more rows need. Raises BadInputError when the promise does not cover them."""
     if rows < 1:
         raise BadInputError(f"stream {route.stream} advances by at least 1 row, not {rows}")
+    ahead = route.ahead
+    if ahead is not None and rows > ahead.committed_rows:
+        raise BadInputError(
+            f"stream {route.stream} has {ahead.committed_rows} committed rows to advance, not "
+            f"{rows}; commit the append first"
+        )
     page_tokens = books.shape.page_tokens
     end, before = route.end, route.columns
     after_rows = route.rows + rows
@@ -95,16 +102,58 @@ def grow(books: Books, route: Route, growth: Growth) -> None:
     """Carry a planned growth out."""
     for group in books.windows:
         drop_fallen(books, route, group, books.shape.floor_column(group, growth.rows))
+    ahead = route.ahead
+    if ahead is not None:
+        pages = settle(books, route, ahead, growth)
+    else:
+        pages = [
+            pool.take(count) if count else []
+            for pool, count in zip(books.pools, growth.takes, strict=True)
+        ]
+        route.dirty_from = min(route.dirty_from, growth.first_column)
     if growth.copied:
         leave_last_column(books, route)
-    pages = []
     for group, count in enumerate(growth.takes):
-        pool = books.pools[group]
-        pages.append(pool.take(count) if count else [])
-        pool.promised -= count
+        books.pools[group].promised -= count
         route.promised[group] -= count
     extend(route, growth.columns - growth.first_column, pages)
     route.rows = growth.rows
+
+
+def settle(books: Books, route: Route, ahead: Ahead, growth: Growth) -> list[list[int]]:
+    """The pages in flight that committed rows fill; they are in flight no longer.
+
+    A copy that turned out needless (the other holder has left) takes the place of its original:
+    ids differ from a replayed book's, counts do not.
+    """
+    if growth.copied and not ahead.copied:
+        raise InvariantError(
+            f"stream {route.stream} wrote rows into a page that came to be shared meanwhile"
+        )
+    filled = growth.columns - ahead.first_column
+    pages = []
+    for group, (pool, ids) in enumerate(zip(books.pools, ahead.pages, strict=True)):
+        used = ids[:filled]
+        del ids[:filled]
+        pool.in_flight -= len(used)
+        if ahead.copied and not growth.copied and route.end.pages[group]:
+            original = route.end.pages[group]
+            pool.give([original[-1]])
+            original[-1] = used[0]
+            del used[0]
+        elif ahead.copied and not growth.copied:
+            pool.give([used.pop(0)])
+        behind = len(used) - growth.takes[group]  # written, and behind a window already
+        if behind:
+            pool.give(used[:behind])
+            del used[:behind]
+        pages.append(used)
+    ahead.first_column = growth.columns
+    ahead.copied = False
+    ahead.committed_rows -= growth.rows - route.rows
+    if not ahead.committed_rows and not ahead.pending_rows:
+        route.ahead = None
+    return pages
 
 
 def extend(route: Route, columns: int, pages: list[list[int]]) -> None:
@@ -125,13 +174,9 @@ def leave_last_column(books: Books, route: Route) -> None:
     """Give up a route's hold on its last column, which others hold too."""
     last = route.end
     if last.columns > 1:
-        cut = last.end - 1
-        if last.number != NO_NUMBER:
-            books.tree.split_at(last, cut)
-        else:
-            split_front(last, last.columns - 1)
+        books.split_at(last, last.end - 1)
     freed: list[list[int]] = [[] for _ in books.pools]
-    books.drop_users(last, 1, freed)
+    books.drop_holders(last, 1, freed)
     books.give(freed)
     if last.parent is not None:
         route.end = last.parent

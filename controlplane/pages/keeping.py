@@ -10,14 +10,15 @@ from __future__ import annotations
 from pagetrail.catalog.errors import BadInputError
 from pagetrail.catalog.kinds.worker import NodeDurable, NodesEvicted, PromptKept, RouteForked
 
-from .books import Books, Route, check_floors, first_present
-from .runs import NO_NUMBER, Run, join_front, path_down, path_up, split_front
+from .books import Books, check_floors, first_present
+from .routes import Route
+from .runs import NO_NUMBER, Run, join_front, path_down, path_up
 
 
 def fork(books: Books, command: RouteForked) -> None:
     """A new stream shares the columns that cover the source's first rows."""
     books.new_stream(command.stream)
-    source = books.route(command.source)
+    source = books.settled_route(command.source)
     if not 1 <= command.rows <= source.rows:
         raise BadInputError(
             f"stream {command.source} has {source.rows} rows; a fork shares 1 to that many, not "
@@ -25,7 +26,7 @@ def fork(books: Books, command: RouteForked) -> None:
         )
     columns = -(-command.rows // books.shape.page_tokens)
     check_floors(books, ancestor_at(source.end, columns), columns, command.rows)
-    end = route_run_ending_at(books, source, columns)
+    end = books.split_at(ancestor_at(source.end, columns), columns)
     books.enter(end)
     route = Route(command.stream, end, command.rows, len(books.pools))
     books.routes[command.stream] = route
@@ -33,7 +34,7 @@ def fork(books: Books, command: RouteForked) -> None:
 
 def keep(books: Books, command: PromptKept) -> None:
     """A stream's leading columns stay in the tree after it."""
-    route = books.route(command.stream)
+    route = books.settled_route(command.stream)
     tree = books.tree
     shared, columns = command.shared, command.columns
     if not 1 <= columns <= route.columns or not 0 <= shared <= columns:
@@ -62,16 +63,19 @@ def keep(books: Books, command: PromptKept) -> None:
     check_floors(books, ancestor_at(route.end, columns), columns, columns * books.shape.page_tokens)
     if shared > held.end:
         check_swap(books, route, found)
-    anchor = tree.split_at(found, shared) if shared else tree.root
+    superseded = [superseded_node(books, route, number) for number in command.supersedes]
+    anchor = books.split_at(found, shared) if shared else tree.root
     if shared > held.end:
         swap(books, route, held, anchor)
     end = anchor
     if new:
-        split_route(route, columns)
+        split_route(books, route, columns)
         for run in joined(books, route, shared, columns):
             tree.keep(run, books.commands)
             end = run
     tree.refresh(end, books.commands)
+    for run in superseded:
+        run.superseded = True
 
 
 def swap(books: Books, route: Route, held: Run, anchor: Run) -> None:
@@ -79,24 +83,34 @@ def swap(books: Books, route: Route, held: Run, anchor: Run) -> None:
 
     Every stream that passes through the route's first run below them goes along.
     """
-    split_route(route, anchor.end)
+    split_route(books, route, anchor.end)
     own = [run for run in path_down(route.end) if run.start >= held.end]
     duplicates = [run for run in own if run.end <= anchor.end]
     below = own[len(duplicates)] if len(own) > len(duplicates) else None
-    moving = 1 if below is None else below.holders - below.pins
+    streams, pins = (1, 0) if below is None else (below.holders - below.pins, below.pins)
+    gained: list[Run] = []
     run = anchor
     while run is not held and run.parent is not None:
         if run.holders == 0:
             books.tree.count_idle(run, -1)
-        run.holders += moving
+        run.holders += streams + pins
+        run.pins += pins
+        gained.append(run)
         run = run.parent
-    freed: list[list[int]] = [[] for _ in books.pools]
-    for run in duplicates:
-        books.drop_users(run, moving, freed)
     if below is None:
         route.end = anchor
     else:
         below.parent = anchor
+        if pins:  # what is pinned below must find its new ancestors pinned too
+            for lease in books.leases.values():
+                if below in lease.runs:
+                    lease.runs[:0] = reversed(gained)
+    for moved in [route] if streams == 1 else books.routes.values():
+        if moved is route or any(run is below for run in path_up(moved.end)):
+            moved.dirty_from = min(moved.dirty_from, held.end)
+    freed: list[list[int]] = [[] for _ in books.pools]
+    for run in duplicates:
+        books.drop_holders(run, streams, freed)
     books.give(freed)
 
 
@@ -164,22 +178,21 @@ def ancestor_at(run: Run, columns: int) -> Run:
     return run
 
 
-def split_route(route: Route, columns: int) -> None:
-    """Make a run that only streams hold end at ``columns``, if the route has one across it."""
-    for run in path_up(route.end):
-        if run.start < columns < run.end:
-            split_front(run, columns - run.start)
-            return
+def split_route(books: Books, route: Route, columns: int) -> None:
+    """Make one of the route's runs end at ``columns``, if it reaches that far."""
+    if columns < route.columns:
+        books.split_at(ancestor_at(route.end, columns), columns)
 
 
-def route_run_ending_at(books: Books, route: Route, columns: int) -> Run:
-    """The route's run that ends at ``columns``; split there if need be."""
-    run = ancestor_at(route.end, columns)
-    if run.end == columns:
-        return run
-    if run.number != NO_NUMBER:
-        return books.tree.split_at(run, columns)
-    return split_front(run, columns - run.start)
+def superseded_node(books: Books, route: Route, number: int) -> Run:
+    """A node whose turn the route's prompt continues, without holding it. Raises BadInputError."""
+    run = books.tree.node(number)
+    if run.parent is None or run in path_up(route.end):
+        raise BadInputError(
+            f"node {number} is part of what stream {route.stream} keeps and cannot be superseded "
+            "by it"
+        )
+    return run
 
 
 def joined(books: Books, route: Route, start: int, end: int) -> list[Run]:

@@ -18,11 +18,14 @@ import msgspec
 from pagetrail.catalog.errors import BadInputError
 from pagetrail.catalog.kinds.worker import PoolSpec
 
-from .books import Books, Route, Shape
+from . import appends
+from .appends import Append, Shortfall
+from .books import Books, Shape
 from .check import check
 from .commands import OPERATIONS
 from .demand import need, saved
 from .kept import KeptObserver
+from .routes import Route
 from .runs import NO_NUMBER, Run, path_down, path_up
 from .state import decode, encode
 
@@ -163,6 +166,10 @@ class PageOwner:
         """Whether the stream holds a route."""
         return stream in self._books.routes
 
+    def leases(self) -> list[int]:
+        """Leases that are out, ascending."""
+        return sorted(self._books.leases)
+
     def node(self, number: int) -> Run:
         """A kept node, to read. Raises BadInputError when it is not kept."""
         return self._books.tree.node(number)
@@ -192,15 +199,44 @@ class PageOwner:
 
     # ------------------------------------------------------------ what an engine asks
 
+    def reserve(self, stream: int, rows: int) -> Append | Shortfall:
+        """Take the pages of a stream's next rows before they are written; see appends.py."""
+        return appends.reserve(self._books, stream, rows)
+
+    def commit(self, append: Append, rows: int) -> bool:
+        """The append's first ``rows`` rows are written; False: it had ended before."""
+        return appends.commit(self._books, append, rows)
+
+    def abort(self, append: Append) -> bool:
+        """No row of the append counts; False: it had ended before."""
+        return appends.abort(self._books, append)
+
+    def committed(self) -> tuple[tuple[int, int], ...]:
+        """(stream, rows) written and not yet advanced, by stream: the next RowsAdvanced."""
+        return tuple(
+            (stream, route.ahead.committed_rows)
+            for stream, route in sorted(self._books.routes.items())
+            if route.ahead is not None and route.ahead.committed_rows
+        )
+
     def page_table(self, stream: int, group: int, first_column: int = 0) -> list[int]:
-        """Page ids of a stream's columns from ``first_column`` on; -1 where given back."""
-        table: list[int] = []
-        for run in path_down(self._books.route(stream).end):
-            if run.end > first_column:
-                ids = run.pages[group]
-                column_ids = [-1] * (run.columns - len(ids)) + ids
-                table += column_ids[max(0, first_column - run.start) :]
-        return table
+        """Page ids of a stream's columns from ``first_column`` on, those in flight included.
+
+        -1 stands where a window group has given its page back.
+        """
+        return appends.page_table(self._books.route(stream), group, first_column)
+
+    def dirty_from(self, stream: int) -> int:
+        """The first column of the stream's page tables that has changed since ``uploaded``."""
+        return self._books.route(stream).dirty_from
+
+    def uploaded(self, stream: int) -> None:
+        """The device has the stream's page tables as they are now."""
+        route = self._books.route(stream)
+        ahead = route.ahead
+        route.dirty_from = (
+            route.columns if ahead is None else ahead.first_column + len(ahead.pages[0])
+        )
 
     def tenure(self, group: int, page: int) -> int:
         """The generation of a page: it differs after every release; 0 when nobody holds it."""

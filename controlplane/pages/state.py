@@ -1,8 +1,9 @@
 """The canonical encoding of a page owner's state, and back.
 
 Written: the shape, the counts, every node by number, every run that only streams hold in the
-order in which the streams (by number) and their paths (from the top) first meet it, every stream.
-Not written: page ids and all that follows from the rest. What is read back is checked against
+order in which the streams (by number, their paths from the top) and then the leases first meet
+it, every stream, every lease. Not written: page ids, what is in flight, and all that follows from
+the rest. What is read back is checked against
 every invariant before it is used.
 """
 
@@ -13,8 +14,9 @@ import msgspec
 from pagetrail.catalog.errors import BadInputError, CorruptionError, InvariantError
 from pagetrail.catalog.kinds.worker import PoolSpec
 
-from .books import Books, Route, Shape
+from .books import Books, Shape
 from .check import check
+from .routes import Lease, Route
 from .runs import NO_NUMBER, Run, path_down
 
 STATE_VERSION = 1
@@ -55,6 +57,13 @@ class RouteState(msgspec.Struct, frozen=True, array_like=True):
     promised: tuple[int, ...]
 
 
+class LeaseState(msgspec.Struct, frozen=True, array_like=True):
+    """A lease and the runs it pins; each as RunState.parent."""
+
+    lease: int
+    runs: tuple[int, ...]
+
+
 class OwnerState(msgspec.Struct, frozen=True, array_like=True):
     """Everything."""
 
@@ -69,6 +78,7 @@ class OwnerState(msgspec.Struct, frozen=True, array_like=True):
     nodes: tuple[NodeState, ...]
     runs: tuple[RunState, ...]
     routes: tuple[RouteState, ...]
+    leases: tuple[LeaseState, ...]
 
 
 _DECODER = msgspec.msgpack.Decoder(OwnerState)
@@ -102,13 +112,16 @@ def encode(books: Books) -> bytes:
     def reference(run: Run) -> int:
         return run.number if run.number != NO_NUMBER else ~places[run]
 
-    routes: list[RouteState] = []
-    for stream, route in sorted(books.routes.items()):
-        for run in path_down(route.end):
+    def meet(path: list[Run]) -> None:
+        for run in path:
             if run.number == NO_NUMBER and run not in places:
                 parent = reference(run.parent or books.tree.root)
                 runs.append(RunState(parent, run.columns, present(run)))
                 places[run] = len(places)
+
+    routes: list[RouteState] = []
+    for stream, route in sorted(books.routes.items()):
+        meet(path_down(route.end))
         routes.append(
             RouteState(
                 stream,
@@ -119,6 +132,10 @@ def encode(books: Books) -> bytes:
                 tuple(route.promised),
             )
         )
+    leases: list[LeaseState] = []
+    for number, lease in sorted(books.leases.items()):
+        meet(lease.runs)
+        leases.append(LeaseState(number, tuple([reference(run) for run in lease.runs])))
     shape = books.shape
     return msgspec.msgpack.encode(
         OwnerState(
@@ -133,6 +150,7 @@ def encode(books: Books) -> bytes:
             nodes,
             tuple(runs),
             tuple(routes),
+            tuple(leases),
         )
     )
 
@@ -208,6 +226,14 @@ def _rebuild(state: OwnerState) -> Books:
             pool.promised += count
         books.enter(route.end)
         books.routes[stored.stream] = route
+    for pinned in state.leases:
+        lease = Lease(pinned.lease, [referred(reference) for reference in pinned.runs])
+        for run in lease.runs:
+            if run.holders == 0 and run.number != NO_NUMBER:
+                tree.count_idle(run, -1)
+            run.holders += 1
+            run.pins += 1
+        books.leases[pinned.lease] = lease
     return books
 
 
