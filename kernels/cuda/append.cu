@@ -1,5 +1,6 @@
 // kv_append_*: the two slabs of a step into their pages by one list of slots (append.cuh): keys and
-// values of n_kv heads, or latent and rotary rows, which have one head each.
+// values of n_kv heads, or latent and rotary rows, which have one head each. Without a second pool
+// there is one slab.
 #include "append.cuh"
 
 #define DEFINE_APPEND(kernel, Elem)                                                               \
@@ -16,7 +17,7 @@
                       {second_page_stride, second_token_stride, second_head_stride},              \
                       second_width};                                                              \
     append_slab<Elem>(first, route);                                                              \
-    append_slab<Elem>(second, route);                                                             \
+    if (second_pool != nullptr) append_slab<Elem>(second, route);                                 \
   }                                                                                               \
   PT_EXPORT(kernel)
 

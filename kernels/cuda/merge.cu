@@ -7,13 +7,13 @@
 #include "merge.cuh"
 
 PT_KERNEL(merge_states, 128)(const float* partial_o, const float* partial_lse,
-                             const i32* merge_indptr, void* out, float* lse, i32 n_heads,
-                             i32 width, i32 out_storage) {
+                             const i32* merge_indptr, void* out, float* lse, i64 out_row_stride,
+                             i32 n_heads, i32 width, i32 out_storage) {
   const i64 row = blockIdx.x;
   const i32 head = blockIdx.y;
   const i32 first = merge_indptr[row], end = merge_indptr[row + 1];
   if (first == end) return;
-  const i64 target = row * n_heads + head;
+  const i64 target = row * out_row_stride + i64{head} * width;
   for (i32 column = threadIdx.x; column < width; column += blockDim.x) {
     float o = 0.f, total = minus_infinity();
     for (i32 partial = first; partial < end; partial++) {
@@ -22,8 +22,8 @@ PT_KERNEL(merge_states, 128)(const float* partial_o, const float* partial_lse,
       o = fold(weights, o, partial_o[source * width + column]);
       total = weights.lse;
     }
-    store_from_f32(out, target * width + column, static_cast<Storage>(out_storage), o);
-    if (column == 0) lse[target] = total;
+    store_from_f32(out, target + column, static_cast<Storage>(out_storage), o);
+    if (column == 0 && lse != nullptr) lse[row * n_heads + head] = total;
   }
 }
 PT_EXPORT(merge_states)

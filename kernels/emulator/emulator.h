@@ -36,6 +36,9 @@ struct alignas(16) float4 {
   float x, y, z, w;
 };
 
+inline int min(int a, int b) { return a < b ? a : b; }
+inline int max(int a, int b) { return a > b ? a : b; }
+
 inline int atomicOr(int* target, int bits) {
   return __atomic_fetch_or(target, bits, __ATOMIC_RELAXED);
 }

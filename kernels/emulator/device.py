@@ -1,0 +1,174 @@
+"""A Device whose pages are numpy arrays and whose kernels are the CUDA sources run on the host.
+
+For checking the kernels and everything above them without a card. Slow by nature: every CUDA
+thread is a fiber. Numbers follow the CUDA kernels, so results agree with a card's up to the order
+in which a tensor core sums.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from ..abi import (
+    Floats,
+    Int32s,
+    Int64s,
+    KernelInputError,
+    RaggedBatch,
+    SlabSpec,
+    Storage,
+    check_batch,
+    check_page_tokens,
+    check_slots,
+)
+from ..cuda import operations, paged
+from ..cuda.arrays import (
+    ELEMENT_OF,
+    DeviceArray,
+    Element,
+    PoolArray,
+    batch_layout,
+)
+from ..cuda.launch import Launch, Launcher
+from ..device import AttentionSpec, PagePool
+from ..plan import Cut
+
+ROWS_PER_ITEM_LINES = 64
+BATCH_ARRAYS = (
+    "q_indptr",
+    "kv_len",
+    "kv_base",
+    "page_indptr",
+    "page_ids",
+    "items",
+    "merge_indptr",
+)
+NAN_BITS = {Storage.F32: 0x7FC00000, Storage.F16: 0x7E00, Storage.BF16: 0x7FC0}
+
+
+class EmulatedDevice:
+    """Implements ``Device``. ``reference`` computes attention with the plain kernel instead."""
+
+    def __init__(self, launcher: Launcher, *, reference: bool = False) -> None:
+        self._launcher = launcher
+        self._reference = reference
+
+    def allocate(self, spec: SlabSpec, pages: int, page_tokens: int) -> PagePool:
+        check_page_tokens(page_tokens)
+        if pages < 1:
+            raise KernelInputError(f"a pool needs at least one page, not {pages}")
+        shape = (spec.layers, pages, page_tokens, spec.heads, spec.width)
+        return PagePool(spec, pages, page_tokens, np.zeros(shape, spec.storage.dtype))
+
+    def append(self, pool: PagePool, layer: int, rows: Floats, slots: Int64s) -> None:
+        self.append_together([pool], layer, [rows], slots)
+
+    def append_together(
+        self, pools: Sequence[PagePool], layer: int, rows: Sequence[Floats], slots: Int64s
+    ) -> None:
+        """Append to one or two slabs in one launch, as a step on a card does."""
+        check_slots(slots, pools[0].pages * pools[0].page_tokens)
+        error = np.zeros(1, np.int32)
+        self._run(
+            operations.append(
+                [_pool(pool) for pool in pools],
+                layer,
+                [describe(matrix) for matrix in rows],
+                describe(slots),
+                describe(error),
+            )
+        )
+
+    def attention(
+        self,
+        what: AttentionSpec,
+        layer: int,
+        q: Floats,
+        keys: Sequence[PagePool],
+        values: PagePool,
+        batch: RaggedBatch,
+        out: Floats,
+        lse: Floats | None = None,
+    ) -> None:
+        check_batch(batch, values.pages)
+        rows_max = int(batch.items[:, 2].max()) if len(batch.items) else 0
+        layout = batch_layout(
+            batch, {name: describe(getattr(batch, name)) for name in BATCH_ARRAYS}, rows_max
+        )
+        sizes = operations.Partials.sizes(layout, what.q_heads, values.spec.width)
+        partial_o, partial_lse = (np.full(size, np.nan, np.float32) for size in sizes)
+        self._run(
+            operations.attention(
+                what,
+                layer,
+                describe(q),
+                [_pool(pool) for pool in keys],
+                _pool(values),
+                layout,
+                describe(out),
+                None if lse is None else describe(lse),
+                operations.Partials(describe(partial_o), describe(partial_lse)),
+                reference=self._reference,
+            )
+        )
+
+    def cut(self, q_heads: int, kv_heads: int, sequences: int) -> Cut:
+        del sequences
+        return Cut(max(1, ROWS_PER_ITEM_LINES // (q_heads // kv_heads)), False)
+
+    def page_copy(self, pool: PagePool, source: int, target: int) -> None:
+        if not (0 <= source < pool.pages and 0 <= target < pool.pages):
+            raise KernelInputError(f"pages {source} and {target} must lie in [0, {pool.pages})")
+        lists = np.array([source, target], np.int32)
+        extent = _pool(pool).extent()
+        at = describe(lists).address
+        self._run(paged.page_copy(extent, at, at + lists.itemsize, 1))
+
+    def gather(
+        self, pool: PagePool, page_ids: Int32s, start: int, end: int
+    ) -> npt.NDArray[np.uint8]:
+        view = _pool(pool)
+        operations.check_rows_of_table(view, page_ids.tolist(), start, end)
+        ids = np.ascontiguousarray(page_ids, np.int32)
+        packed = np.empty(pool.spec.layers * (end - start) * pool.spec.row_bytes, np.uint8)
+        at = describe(packed).address
+        self._run(paged.gather(view.extent(), at, describe(ids).address, start, end))
+        return packed
+
+    def scatter(
+        self, pool: PagePool, page_ids: Int32s, start: int, end: int, packed: npt.NDArray[np.uint8]
+    ) -> None:
+        view = _pool(pool)
+        operations.check_rows_of_table(view, page_ids.tolist(), start, end)
+        need = pool.spec.layers * (end - start) * pool.spec.row_bytes
+        if packed.dtype != np.uint8 or packed.shape != (need,) or not packed.flags.c_contiguous:
+            raise KernelInputError(
+                f"rows [{start}, {end}) of slab {pool.spec.name!r} are {need} contiguous bytes, "
+                f"not {packed.shape} of {packed.dtype}"
+            )
+        ids = np.ascontiguousarray(page_ids, np.int32)
+        at = describe(packed).address
+        self._run(paged.scatter(view.extent(), at, describe(ids).address, start, end))
+
+    def poison(self, pool: PagePool, page_ids: Int32s) -> None:
+        bits = pool.array.view(np.uint32 if pool.spec.storage is Storage.F32 else np.uint16)
+        bits[:, page_ids] = NAN_BITS[pool.spec.storage]
+
+    def _run(self, launches: tuple[Launch, ...]) -> None:
+        for launch in launches:
+            self._launcher.launch(launch)
+
+
+def describe(array: npt.NDArray[np.generic], element: Element | None = None) -> DeviceArray:
+    """A host array as a launch sees it. ``element`` says what its bits are when numpy cannot."""
+    kind = element or Element(array.dtype.name)
+    strides = tuple(stride // array.itemsize for stride in array.strides)
+    return DeviceArray(array.ctypes.data, array.shape, strides, kind)
+
+
+def _pool(pool: PagePool) -> PoolArray:
+    array = describe(pool.array, ELEMENT_OF[pool.spec.storage])
+    return PoolArray(pool.spec, pool.pages, pool.page_tokens, array)
