@@ -1,0 +1,1 @@
+"""The engine: weights, tokenizer, decoder over pages, arena and sampling. It decides nothing."""

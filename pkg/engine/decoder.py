@@ -1,0 +1,133 @@
+"""The decoder: tokens of a ragged batch in, K and V into the pages, logits out.
+
+Driven by a descriptor; holds the packed weights and the rotary tables. Knows no request, no
+sampler, no policy. In exact mode a row's logits depend on its own sequence alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from pagetrail.kernels.abi import Floats, Int32s, RaggedBatch
+from pagetrail.kernels.device import PagePool
+
+from .descriptor import GqaSpec, MlaSpec, ModelDescriptor, MoeSpec
+from .layers import Step, StepDevice, Workspace, dense_mlp, gqa, mla, moe_mlp
+from .model_weights import GqaWeights, LayerWeights, MlaWeights, ModelWeights, MoeWeights
+from .rope import rope_tables
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Batch:
+    """One step: a row per token, the planned pages of every group, and whose logits are wanted."""
+
+    tokens: Int32s  # [rows]
+    pages: tuple[RaggedBatch, ...]  # per page group; rows and positions are the same in each
+    wanted: Int32s  # [n] rows whose logits are returned, in this order
+
+
+class Decoder:
+    """A model on a device. ``context`` bounds the positions it can rotate."""
+
+    def __init__(
+        self,
+        device: StepDevice,
+        descriptor: ModelDescriptor,
+        weights: ModelWeights,
+        group_layers: Sequence[Sequence[int]],
+        context: int,
+    ) -> None:
+        self._device, self._descriptor, self._weights = device, descriptor, weights
+        self._tables = tuple(rope_tables(rope, context) for rope in descriptor.ropes)
+        self._work = Workspace()
+        places = {
+            layer: (group, index)
+            for group, layers in enumerate(group_layers)
+            for index, layer in enumerate(layers)
+        }
+        self._places = tuple(places[layer] for layer in range(len(descriptor.layers)))
+
+    def forward(self, batch: Batch, pools: Sequence[Sequence[PagePool]]) -> Floats:
+        """Logits ``[len(batch.wanted), vocabulary]``; ``pools`` are per page group."""
+        d, w = self._descriptor, self._weights
+        step = Step(
+            self._device, self._work, batch.pages[0].positions, d.eps, d.norm_plus, d.activation
+        )
+        x = self._device.rows_of(w.embedding, batch.tokens)
+        if d.embedding_scale != 1.0:
+            x *= np.float32(d.embedding_scale)
+        for layer, weights in enumerate(w.layers):
+            group, index = self._places[layer]
+            self._attend(step, layer, weights, x, index, pools[group], batch.pages[group])
+            self._feed_forward(step, layer, weights, x)
+        last = step.norm("final", np.ascontiguousarray(x[batch.wanted]), w.final_norm)
+        logits = np.empty((len(batch.wanted), d.vocabulary), np.float32)
+        self._device.linear(last, w.output, logits)
+        if d.logit_cap:
+            np.tanh(logits / np.float32(d.logit_cap), out=logits)
+            logits *= np.float32(d.logit_cap)
+        return logits
+
+    def _attend(
+        self,
+        step: Step,
+        layer: int,
+        weights: LayerWeights,
+        x: Floats,
+        index: int,
+        pools: Sequence[PagePool],
+        pages: RaggedBatch,
+    ) -> None:
+        d = self._descriptor
+        rope = d.layers[layer].rope
+        normed = step.norm("normed", x, weights.attention_norm)
+        tables = self._tables[rope]
+        if isinstance(d.attention, GqaSpec) and isinstance(weights.attention, GqaWeights):
+            attended = gqa(
+                step, d.attention, weights.attention, normed, tables, index, pools, pages
+            )
+        elif isinstance(d.attention, MlaSpec) and isinstance(weights.attention, MlaWeights):
+            interleaved = d.ropes[rope].interleaved
+            attended = mla(
+                step,
+                d.attention,
+                weights.attention,
+                normed,
+                tables,
+                interleaved,
+                index,
+                pools,
+                pages,
+            )
+        else:
+            raise TypeError("the weights of a layer are of another kind than its descriptor")
+        if weights.after_attention_norm is None:
+            self._device.linear(attended, weights.attention.out, x, add=True)
+            return
+        out = self._work.rows("projected", len(x), d.hidden)
+        self._device.linear(attended, weights.attention.out, out)
+        x += step.norm("after", out, weights.after_attention_norm)
+
+    def _feed_forward(self, step: Step, layer: int, weights: LayerWeights, x: Floats) -> None:
+        d = self._descriptor
+        normed = step.norm("normed", x, weights.mlp_norm)
+        spec = d.layers[layer].mlp
+        if isinstance(weights.mlp, MoeWeights) and isinstance(spec, MoeSpec):
+            out = self._work.rows("projected", len(x), d.hidden)
+            moe_mlp(step, spec, weights.mlp, normed, out)
+        elif not isinstance(weights.mlp, MoeWeights):
+            if weights.after_mlp_norm is None:
+                dense_mlp(step, weights.mlp, normed, x, add=True)
+                return
+            out = self._work.rows("projected", len(x), d.hidden)
+            dense_mlp(step, weights.mlp, normed, out, add=False)
+        else:
+            raise TypeError("the weights of a layer are of another kind than its descriptor")
+        x += (
+            out
+            if weights.after_mlp_norm is None
+            else step.norm("after", out, weights.after_mlp_norm)
+        )
