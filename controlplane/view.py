@@ -195,6 +195,11 @@ class WorkerView:
         """The first waiting streams in order: priority, deadline, arrival, stream."""
         return [place[-1] for place in self._queue[:most]]
 
+    def root_of(self, stream: int) -> bytes:
+        """The root of a stream's prefix chain."""
+        queued = self.running.get(stream)
+        return queued.root if queued is not None else self._waiting(stream).queued.root
+
     def reserved_rows(self, queued: RequestQueued) -> int:
         """Rows an admitted request may ever write."""
         rows = queued.prompt_tokens
@@ -418,6 +423,7 @@ class WorkerView:
             kept_columns_max=self.start.kept_columns_max,
             kept_nodes=self.owner.kept_nodes,
             kept_nodes_max=self.start.kept_nodes_max,
+            new_nodes=1 + (recorded.shared < self.owner.node(recorded.node).end),
         )
 
     # ---- canonical form

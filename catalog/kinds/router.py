@@ -70,6 +70,7 @@ class RequestReceived(msgspec.Struct, frozen=True, array_like=True):
     prompt_tokens: Annotated[int, Meta(description="tokens of the prompt")]
     max_new_tokens: Annotated[int, Meta(description="most tokens to generate, after clamping")]
     prompt_digest: Annotated[Digest, Meta(description="chain digest of the whole prompt")]
+    root: Annotated[Digest, Meta(description="root of its prefix chain: the tenant's, or zeros")]
 
 
 class RequestOffered(msgspec.Struct, frozen=True, array_like=True):

@@ -141,6 +141,7 @@ class RouterMachine:
                     prompt_tokens=prompt.tokens,
                     max_new_tokens=incoming.max_new_tokens,
                     prompt_digest=prompt.digest,
+                    root=prompt.root,
                 )
             ]
         )

@@ -160,6 +160,10 @@ class RouterView:
 
     # ---- inputs
 
+    def root_of(self, number: int) -> bytes:
+        """The root of a request's prefix chain."""
+        return self._request(number).received.root
+
     def route_inputs(
         self, number: int, recorded: RouteRecorded, catalog: Catalog, entries: tuple[Entry, ...]
     ) -> RouteInputs:

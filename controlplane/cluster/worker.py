@@ -218,6 +218,7 @@ class WorkerMachine:
                     prompt_tokens=incoming.prompt.tokens,
                     max_new_tokens=incoming.max_new_tokens,
                     prompt_digest=incoming.prompt.digest,
+                    root=incoming.prompt.root,
                 )
             ]
         )

@@ -13,6 +13,9 @@ from .inputs import KeepChoice, KeepInputs, KeepReason
 from .types import Evaluation, Term
 
 
+_KEEPS = (KeepReason.KEEP, KeepReason.KEEP_AFTER_RECLAIM, KeepReason.NOTHING_NEW)
+
+
 class WithinLimitsWeights(
     msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, kw_only=True
 ):
@@ -24,10 +27,11 @@ class WithinLimits:
 
     Formula: ``new = columns - shared``; ``reclaim = max(0, kept + new - kept_columns_max)``.
 
-    Constraints, first that applies: no column is new; the prompt alone passes the limit of
+    Constraints, first that applies: there is no column; the prompt alone passes the limit of
     columns; the nodes it adds pass the limit of nodes (evicting columns promises no node). A
-    prompt is kept whole or not at all. What is shared is never reclaimed for it: ``columns`` fit
-    the limit, so ``reclaim`` is at most the kept columns that it does not share.
+    prompt is kept whole or not at all. One without a new column is kept too: its stream swaps to
+    the kept pages and its path counts as used. What is shared is never reclaimed for it:
+    ``columns`` fit the limit, so ``reclaim`` is at most the kept columns that it does not share.
 
     Alternatives are to let it go and to keep it; both carry the decision's reason. The
     constraints settle everything: there are no ties.
@@ -47,7 +51,7 @@ class WithinLimits:
         new_columns = inputs.columns - inputs.shared
         over = inputs.kept_columns + new_columns - inputs.kept_columns_max
         reason = _reason(inputs, new_columns, over)
-        kept = reason in (KeepReason.KEEP, KeepReason.KEEP_AFTER_RECLAIM)
+        kept = inputs.columns > 0 and reason in _KEEPS
         reclaim = over if reason is KeepReason.KEEP_AFTER_RECLAIM else 0
         choice = KeepChoice(kept, inputs.columns if kept else 0, reclaim)
         columns = ((0, 1), (int(reason),) * 2, (0, new_columns), (0, max(0, over)))

@@ -1,0 +1,225 @@
+"""`pagetrail replay verify`: does every recorded decision still come out of what was recorded?
+
+Reads facts only. Spans between keyframes are folded in parallel processes; a span's fold must end
+in the keyframe that the next one starts from, an epoch's chain in the value that the next epoch's
+start fact cites. Owns the verdict; changes nothing.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import time
+from collections import Counter
+from collections.abc import Iterator
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import msgspec
+
+from pagetrail.catalog.envelope import Run
+from pagetrail.catalog.errors import BadInputError, PagetrailError
+from pagetrail.catalog.kinds.router import RouterStarted
+from pagetrail.catalog.kinds.worker import WorkerStarted
+from pagetrail.controlplane.log.reader import read_log, verify_log
+
+from .fold import FINDINGS_MAX, Finding, Folder, SpanResult
+from .history import CatalogHistory
+from .journals import EpochJournal, journals_of
+
+PROCESSES_MAX = 64
+
+Job = tuple[int, int, int]  # (journal, first, last)
+
+
+class VerifyResult(msgspec.Struct, frozen=True, kw_only=True):
+    """The verdict on a log. ``ok``: every decision was derived again and nothing else is amiss."""
+
+    log: str
+    ok: bool
+    facts: int
+    decisions: int
+    rederived: dict[str, int]
+    mismatched: dict[str, int]
+    missing: dict[str, int]
+    findings: list[str]
+    findings_cut: int
+    unattested: dict[str, int]  # by client: last transactions that nothing after them attests
+    spans: int
+    wall_s: float
+    decisions_per_s: int
+
+
+def verify(directory: Path, *, processes: int | None = None) -> VerifyResult:
+    """Verify the log of a run directory.
+
+    Raises BadInputError when there is no log, CorruptionError when its bytes are damaged: replay
+    begins where the log itself is sound.
+    """
+    started_s = time.monotonic()
+    loaded = Loaded.read(directory)
+    findings = list(loaded.link_findings())
+    jobs = loaded.jobs()
+    results = _run(loaded, jobs, _processes(processes, len(jobs)))
+    merged, chains = SpanResult(), {}
+    unattested: dict[str, int] = {}
+    for job, result in zip(jobs, results, strict=True):
+        for total, part in (
+            (merged.rederived, result.rederived),
+            (merged.mismatched, result.mismatched),
+            (merged.missing, result.missing),
+        ):
+            total.update(part)
+        findings += result.findings
+        merged.findings_cut += result.findings_cut
+        journal = loaded.journals[job[0]]
+        chains[(journal.client, journal.client_epoch)] = result.end_chain
+        unattested[journal.client] = result.unattested
+    findings += loaded.epoch_findings(chains, unattested)
+    decisions = sum(
+        sum(counter.values()) for counter in (merged.rederived, merged.mismatched, merged.missing)
+    )
+    wall_s = time.monotonic() - started_s
+    return VerifyResult(
+        log=str(directory),
+        ok=not findings,
+        facts=loaded.facts,
+        decisions=decisions,
+        rederived=_ordered(merged.rederived),
+        mismatched=_ordered(merged.mismatched),
+        missing=_ordered(merged.missing),
+        findings=[str(finding) for finding in findings[:FINDINGS_MAX]],
+        findings_cut=merged.findings_cut + max(0, len(findings) - FINDINGS_MAX),
+        unattested={client: count for client, count in sorted(unattested.items()) if count},
+        spans=len(jobs),
+        wall_s=round(wall_s, 3),
+        decisions_per_s=int(decisions / wall_s) if wall_s else 0,
+    )
+
+
+class Loaded:
+    """A log in memory: its deciders' journals and the catalog's history."""
+
+    def __init__(self, journals: list[EpochJournal], history: CatalogHistory, facts: int) -> None:
+        self.journals = journals
+        self.history = history
+        self.facts = facts
+
+    @classmethod
+    def read(cls, directory: Path) -> Loaded:
+        """Read and check the log's own chain, then take it apart."""
+        if not (directory / "log").is_dir():
+            raise BadInputError(
+                f"{directory} holds no log; give the directory of a run, in which log/ lies"
+            )
+        report = verify_log(directory)
+        if report.problem is not None:
+            raise PagetrailError(f"the log itself is damaged: {report.problem}")
+        history = CatalogHistory()
+        runs: list[tuple[int, Run]] = []
+        facts = 0
+        for frame in read_log(directory):
+            history.add(frame.facts())
+            seq = frame.first_seq
+            for run in frame.runs():
+                runs.append((seq, run))
+                seq += sum(len(transaction.facts) for transaction in run.transactions)
+            facts = seq
+        return cls(journals_of(runs), history, facts)
+
+    def jobs(self) -> list[Job]:
+        """Every span of every decider, in order."""
+        return [
+            (place, first, last)
+            for place, journal in enumerate(self.journals)
+            if journal.start is not None
+            for first, last in journal.spans()
+        ]
+
+    def link_findings(self) -> Iterator[Finding]:
+        """Clients that decide without having said from what they start."""
+        for journal in self.journals:
+            first = journal.transactions[0]
+            if first.client_seq != 0:
+                yield Finding(
+                    journal.client,
+                    journal.client_epoch,
+                    first.client_seq,
+                    "journal",
+                    f"begins with client_seq {first.client_seq}; everything before it is missing",
+                )
+
+    def epoch_findings(
+        self, chains: dict[tuple[str, int], bytes], unattested: dict[str, int]
+    ) -> list[Finding]:
+        """Epochs whose start cites another end of the epoch before than the log has."""
+        findings = []
+        before: dict[str, EpochJournal] = {}
+        for journal in self.journals:
+            start = journal.start
+            if not isinstance(start, WorkerStarted | RouterStarted):
+                continue
+            previous = before.get(journal.client)
+            before[journal.client] = journal
+            epoch = previous.client_epoch if previous is not None else 0
+            chain = chains.get((journal.client, epoch), b"")
+            if (start.previous_epoch, start.previous_chain) != (epoch, chain):
+                findings.append(
+                    Finding(
+                        journal.client,
+                        journal.client_epoch,
+                        0,
+                        "start",
+                        f"cites epoch {start.previous_epoch} as the one before; the log has epoch "
+                        f"{epoch}"
+                        + (" with another history" if start.previous_epoch == epoch else ""),
+                    )
+                )
+        return findings
+
+
+def fold_span(loaded: Loaded, job: Job) -> SpanResult:
+    """Fold one span."""
+    place, first, last = job
+    return Folder(loaded.journals[place], loaded.history).run(first, last)
+
+
+def _processes(asked: int | None, jobs: int) -> int:
+    if asked is not None and not 1 <= asked <= PROCESSES_MAX:
+        raise BadInputError(f"processes must be from 1 to {PROCESSES_MAX}, not {asked}")
+    available = len(os.sched_getaffinity(0)) if asked is None else asked
+    return max(1, min(available, jobs, PROCESSES_MAX))
+
+
+def _run(loaded: Loaded, jobs: list[Job], processes: int) -> list[SpanResult]:
+    if processes == 1:
+        return [fold_span(loaded, job) for job in jobs]
+    context = multiprocessing.get_context("fork")  # children share what was read, uncopied
+    children = []
+    for number in range(processes):
+        ours, theirs = context.Pipe(duplex=False)
+        child = context.Process(target=_child, args=(loaded, jobs[number::processes], theirs))
+        child.start()
+        theirs.close()
+        children.append((child, ours))
+    results: list[SpanResult | None] = [None] * len(jobs)
+    failure: str | None = None
+    for number, (child, ours) in enumerate(children):
+        try:
+            answered = msgspec.msgpack.decode(ours.recv_bytes(), type=list[SpanResult])
+            results[number::processes] = answered
+        except EOFError:
+            failure = f"a replay process ended with code {child.exitcode} before it answered"
+        child.join()
+    if failure is not None or any(result is None for result in results):
+        raise PagetrailError(failure or "a replay process answered too little")
+    return [result for result in results if result is not None]
+
+
+def _child(loaded: Loaded, jobs: list[Job], out: Connection) -> None:
+    out.send_bytes(msgspec.msgpack.encode([fold_span(loaded, job) for job in jobs]))
+    out.close()
+
+
+def _ordered(counter: Counter[str]) -> dict[str, int]:
+    return dict(sorted(counter.items()))
