@@ -22,7 +22,8 @@ from .admission import Reserve
 from .checkpoint import ExpectedValue
 from .keep import WithinLimits
 from .preemption import MinCost
-from .residency_recency import LeafLru
+from .residency_frequency import Gdsf, LfuAging
+from .residency_recency import LeafLru, Lru2, SeedOrder
 from .residency_value import ValueDensity
 from .restore import MinCompletion
 from .routing import MinTtft
@@ -45,6 +46,10 @@ EVALUATORS: Mapping[str, AnyEvaluator] = _by_name(
         MinTtft(),
         Reserve(),
         LeafLru(),
+        Lru2(),
+        SeedOrder(),
+        LfuAging(),
+        Gdsf(),
         ValueDensity("residency/value-density@1", durable_only=True),
         ValueDensity("residency/value-density-untiered@1", durable_only=False),
         MinCompletion(),

@@ -58,6 +58,26 @@ def spared(candidates: Sequence[EvictCandidate], *, durable_only: bool) -> list[
     ]
 
 
+def own_pages(inputs: EvictInputs) -> list[int]:
+    """Per candidate: pages of its own run in the groups that need some."""
+    if len(inputs.need) == 1:
+        sizes = [run.pages[0] for run in inputs.runs]
+    else:
+        wanted = [group for group, need in enumerate(inputs.need) if need]
+        sizes = [sum([run.pages[group] for group in wanted]) for run in inputs.runs]
+    return [sizes[entry.runs[0]] for entry in inputs.candidates]
+
+
+def order_by(barred: Sequence[int], leading: Sequence[int]) -> list[int]:
+    """Places of the candidates that are not barred, by ``leading``, last access and entry.
+
+    The last two need no comparing: the inputs stand in their order and the sort is stable.
+    """
+    places = [place for place, reason in enumerate(barred) if not reason]
+    places.sort(key=leading.__getitem__)
+    return places
+
+
 def evict(
     inputs: EvictInputs,
     barred: Sequence[int],
@@ -263,6 +283,9 @@ def _pruned(inputs: EvictInputs, victims: list[_Victim], reasons: list[int]) -> 
             relied_on.update(victim.relies_on)
         else:
             slack = [a - b for a, b in zip(slack, victim.freed, strict=True)]
-            reasons[victim.index] = _NOT_NEEDED if any(victim.freed) else _FREES_NOTHING
+            useful = any(
+                need and pages for need, pages in zip(inputs.need, victim.freed, strict=True)
+            )
+            reasons[victim.index] = _NOT_NEEDED if useful else _FREES_NOTHING
     kept.reverse()
     return kept

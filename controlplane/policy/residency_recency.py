@@ -12,8 +12,10 @@ import msgspec
 from pagetrail.catalog.facts import KindId
 
 from .inputs import EvictChoice, EvictInputs
-from .residency_plan import PLAN_TERMS, evict, spared
+from .residency_plan import PLAN_TERMS, evict, order_by, spared
 from .types import Evaluation, Term
+
+_LAST_ACCESS = Term("last_access", "commands")
 
 
 class LeafLruWeights(
@@ -35,7 +37,7 @@ class LeafLru:
     name = "residency/leaf-lru@1"
     kind = KindId.EVICT
     weights_type = LeafLruWeights
-    terms = (*PLAN_TERMS, Term("last_access", "commands"))
+    terms = (*PLAN_TERMS, _LAST_ACCESS)
 
     def evaluate(self, weights: LeafLruWeights, inputs: EvictInputs) -> Evaluation[EvictChoice]:
         candidates = inputs.candidates
@@ -45,3 +47,70 @@ class LeafLru:
         order = [place for place, reason in enumerate(barred) if not reason]
         criteria = (last_access, entries)  # the order of the inputs, by contract
         return evict(inputs, barred, order, criteria, entries, (last_access,))
+
+
+class Lru2Weights(
+    msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, kw_only=True
+):
+    """It has none."""
+
+
+class Lru2:
+    """The entry whose last access but one lies furthest back goes first.
+
+    An entry that was accessed only once has no such access (-1) and goes before all that have;
+    among those the order is plain LRU. One burst of new prompts so leaves alone what has been
+    asked for twice.
+
+    Spared, first that applies: pinned, dirty. Durability is not asked for.
+
+    Order: previous access, then last access, then entry number; the smaller goes first.
+    """
+
+    name = "residency/lru-2@1"
+    kind = KindId.EVICT
+    weights_type = Lru2Weights
+    terms = (*PLAN_TERMS, Term("previous_access", "commands; -1 none"), _LAST_ACCESS)
+
+    def evaluate(self, weights: Lru2Weights, inputs: EvictInputs) -> Evaluation[EvictChoice]:
+        candidates = inputs.candidates
+        barred = spared(candidates, durable_only=False)
+        entries = [entry.entry for entry in candidates]
+        last_access = [entry.last_access for entry in candidates]
+        previous = [entry.previous_access for entry in candidates]
+        order = order_by(barred, previous)
+        criteria = (previous, last_access, entries)
+        return evict(inputs, barred, order, criteria, entries, (previous, last_access))
+
+
+class SeedOrderWeights(
+    msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, kw_only=True
+):
+    """It has none."""
+
+
+class SeedOrder:
+    """Superseded turns first, then prompts never resumed before resumed ones, then LRU.
+
+    ``standing`` is 0 superseded and never resumed, 1 superseded and resumed, 2 never resumed,
+    3 resumed.
+
+    Spared, first that applies: pinned, dirty. Durability is not asked for.
+
+    Order: standing, then last access, then entry number; the smaller goes first.
+    """
+
+    name = "residency/seed-order@1"
+    kind = KindId.EVICT
+    weights_type = SeedOrderWeights
+    terms = (*PLAN_TERMS, Term("standing", "0 to 3"), _LAST_ACCESS)
+
+    def evaluate(self, weights: SeedOrderWeights, inputs: EvictInputs) -> Evaluation[EvictChoice]:
+        candidates = inputs.candidates
+        barred = spared(candidates, durable_only=False)
+        entries = [entry.entry for entry in candidates]
+        last_access = [entry.last_access for entry in candidates]
+        standing = [(0 if entry.superseded else 2) + entry.resumed for entry in candidates]
+        order = order_by(barred, standing)
+        criteria = (standing, last_access, entries)
+        return evict(inputs, barred, order, criteria, entries, (standing, last_access))

@@ -14,7 +14,7 @@ from pagetrail.catalog.facts import KindId
 
 from .inputs import EvictChoice, EvictInputs
 from .ratios import comparable
-from .residency_plan import PLAN_TERMS, evict, spared
+from .residency_plan import PLAN_TERMS, evict, order_by, own_pages, spared
 from .types import PPM, Evaluation, Term
 
 _PpmWeight = Annotated[int, Meta(ge=0, le=1_000 * PPM)]
@@ -79,23 +79,10 @@ class ValueDensity:
         last_access = [entry.last_access for entry in candidates]
         entries = [entry.entry for entry in candidates]
         density = comparable(values, pages)
-        # The inputs stand by (last access, entry), so a stable sort by density ends as these do.
-        order = sorted(
-            [place for place, reason in enumerate(barred) if not reason], key=density.__getitem__
-        )
+        order = order_by(barred, density)
         criteria = (density, last_access, entries)
         terms = (values, pages, last_access)
         return evict(inputs, barred, order, criteria, entries, terms)
-
-
-def own_pages(inputs: EvictInputs) -> list[int]:
-    """Per candidate: pages of its own run in the groups that need some."""
-    if len(inputs.need) == 1:
-        sizes = [run.pages[0] for run in inputs.runs]
-    else:
-        wanted = [group for group, need in enumerate(inputs.need) if need]
-        sizes = [sum([run.pages[group] for group in wanted]) for run in inputs.runs]
-    return [sizes[entry.runs[0]] for entry in inputs.candidates]
 
 
 def _values(weights: ValueDensityWeights, inputs: EvictInputs) -> list[int]:
