@@ -20,6 +20,8 @@ MAY_READ = {
     "pagetrail.replay": {"pagetrail.catalog", "pagetrail.controlplane", "pagetrail.replay"},
     "pagetrail": set(ROOMS),
 }
+# Modules of pkg that only a command imports, when it is named; these may read replay themselves.
+BEHIND_COMMANDS = ("pagetrail.bench.", "pagetrail.simtrace")
 HEAVY = {"zmq", "duckdb", "torch", "pyarrow", "pyDatalog", "cupy"}
 DEVICE_AND_SOCKETS = {"zmq", "duckdb", "torch", "cupy"}
 # The modules of controlplane that own a socket or its process; all others are pure or plain files.
@@ -46,7 +48,7 @@ def outside_arrows(module: str, file: Path, known: dict[str, Path]) -> list[str]
             room == "pagetrail"
             and room_of(found.target) == "pagetrail.replay"
             and found.when is When.LOAD
-            and not module.startswith("pagetrail.bench.")  # a bench is itself imported when named
+            and not module.startswith(BEHIND_COMMANDS)
         ):
             wrong.append(f"{file}:{found.line}: {module} imports {found.target} when loaded")
     return wrong
@@ -103,6 +105,18 @@ def test_a_planted_import_against_the_arrows_is_found(
     file.write_text(source + "\n", encoding="utf-8")
     known = modules() | {module: file, "pagetrail.replay.verify": file}
     assert len(outside_arrows(module, file, known)) == 1
+
+
+def test_what_stands_behind_commands_is_imported_by_them_alone_and_lazily() -> None:
+    known = modules()
+    wrong = [
+        f"{name} line {found.line}: {found.target}"
+        for name, file in known.items()
+        if not name.startswith(BEHIND_COMMANDS)
+        for found in imports_of(name, file, known)
+        if found.target.startswith(BEHIND_COMMANDS) and found.when is When.LOAD
+    ]
+    assert wrong == []
 
 
 def test_the_socket_modules_named_here_exist() -> None:

@@ -1,0 +1,62 @@
+"""`pagetrail replay`: derive recorded decisions again, from facts alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+import msgspec
+
+if TYPE_CHECKING:
+    from pagetrail.replay.verify import VerifyResult
+
+
+@click.group(name="replay")
+def command() -> None:
+    """Derive recorded decisions again, from facts alone."""
+
+
+@command.command()
+@click.argument("log", type=click.Path(path_type=Path))
+@click.option(
+    "--processes",
+    type=click.IntRange(1, 64),
+    help="Processes to verify with.  [default: one for each core]",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.pass_context
+def verify(ctx: click.Context, log: Path, processes: int | None, as_json: bool) -> None:
+    """Derive every decision of the run in LOG again and compare byte for byte.
+
+    Ends with 0 when all came out as recorded, with 1 when one did not or an input is missing, with
+    2 when the log itself cannot be read.
+    """
+    from pagetrail.replay.verify import verify as verify_run
+
+    result = verify_run(log, processes=processes)
+    if as_json:
+        click.echo(msgspec.json.format(msgspec.json.encode(result), indent=2))
+    else:
+        _print(result)
+    if not result.ok:
+        ctx.exit(1)
+
+
+def _print(result: VerifyResult) -> None:
+    click.echo(f"{'decisions':<12}{'re-derived':>12}{'mismatched':>12}{'missing':>12}")
+    for kind in sorted({*result.rederived, *result.mismatched, *result.missing}):
+        counts = (result.rederived, result.mismatched, result.missing)
+        cells = "".join(f"{counted.get(kind, 0):>12}" for counted in counts)
+        click.echo(f"{kind:<12}{cells}")
+    for finding in result.findings:
+        click.echo(f"FINDING: {finding}")
+    if result.findings_cut:
+        click.echo(f"and {result.findings_cut} findings more")
+    for client, count in result.unattested.items():
+        click.echo(f"{client}: nothing after its last {count} transactions attests them")
+    click.echo(
+        f"{result.facts} facts, {result.decisions} decisions in {result.spans} spans, "
+        f"{result.wall_s} s, {result.decisions_per_s} decisions/s"
+    )
+    click.echo("every decision was derived again" if result.ok else "NOT every decision holds")
