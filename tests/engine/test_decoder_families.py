@@ -1,0 +1,100 @@
+"""Every family decodes through pages what transformers decodes with a contiguous cache."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from streams import Stream, all_logits, greedy, poison_all, tables
+from tiny_models import reference
+
+from pagetrail.engine.model import EngineModel, EngineOptions, load
+
+PROMPT = (
+    "Licensed under the Apache License, Version 2.0: you may not use this file except in "
+    "compliance with the License. Unless required by applicable law or agreed to in writing, "
+    "software distributed under the License is distributed on an AS IS BASIS."
+)
+
+
+def engine(directory: Path, *, page_tokens: int = 16, threads: int = 1, pages: int = 96):
+    from pagetrail.engine.checkpoint import open_checkpoint
+    from pagetrail.engine.families import describe
+    from pagetrail.kernels.abi import Storage
+
+    groups = describe(open_checkpoint(directory).config).groups(Storage.F32)
+    model = load(
+        str(directory),
+        EngineOptions(pages=(pages,) * len(groups), page_tokens=page_tokens, threads=threads),
+    )
+    poison_all(model)
+    return model
+
+
+def prompts(model: EngineModel) -> list[list[int]]:
+    words = PROMPT.split(" ")
+    texts = [PROMPT, " ".join(words[5:20]), " ".join(words[3:4]), " ".join(words[10:])]
+    return [model.tokenizer.encode(text) for text in texts]
+
+
+def test_logits_of_every_row_equal_the_reference(
+    family: str, tiny_model: Callable[[str], Path]
+) -> None:
+    directory = tiny_model(family)
+    model = engine(directory)
+    tokens = prompts(model)[0]
+    assert len(tokens) > 90
+    with torch.inference_mode():
+        want = reference(directory)(torch.tensor([tokens])).logits[0].numpy()
+    got = all_logits(model, Stream(tables(model, 0, 24), tokens), chunk=48)
+    scale = float(np.abs(want).max())
+    assert float(np.abs(got - want).max()) < 2e-5 * scale
+
+
+def test_greedy_tokens_of_a_mixed_batch_equal_generate(
+    family: str, tiny_model: Callable[[str], Path]
+) -> None:
+    directory = tiny_model(family)
+    model = engine(directory)
+    streams = greedy(model, prompts(model), new=20, chunk=48)
+    oracle = reference(directory)
+    for prompt, stream in zip(prompts(model), streams, strict=True):
+        with torch.inference_mode():
+            want = oracle.generate(
+                torch.tensor([prompt]),
+                attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
+                max_new_tokens=20,
+                min_new_tokens=20,
+                do_sample=False,
+                eos_token_id=None,
+            )[0, len(prompt) :].tolist()
+        assert stream.out == want, f"smallest gap {stream.gap}"
+
+
+@pytest.mark.parametrize("family_name", ["llama", "gemma3", "deepseek-v3", "qwen3-moe"])
+def test_logits_have_the_same_bits_whatever_the_batch_the_chunks_the_pages_and_the_threads(
+    family_name: str, tiny_model: Callable[[str], Path]
+) -> None:
+    directory = tiny_model(family_name)
+    model = engine(directory)
+    first, *others = prompts(model)
+    want = all_logits(model, Stream(tables(model, 0, 24), list(first)), chunk=len(first))
+
+    def same(other: EngineModel, chunk: int, seed: int = 0) -> None:
+        stream = Stream(tables(other, 0, 24, seed), list(first))
+        np.testing.assert_array_equal(
+            all_logits(other, stream, chunk).view(np.uint32), want.view(np.uint32)
+        )
+
+    same(model, chunk=1)
+    same(model, chunk=7)
+    same(model, chunk=64, seed=9)
+    same(engine(directory, page_tokens=32, pages=48), chunk=50)
+    same(engine(directory, threads=2), chunk=33, seed=4)
+
+    solo = [greedy(model, [prompt], new=8)[0].out for prompt in (first, *others)]
+    together = greedy(model, [first, *others], new=8, chunk=40, seed=3)
+    assert [stream.out for stream in together] == solo
