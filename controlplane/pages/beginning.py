@@ -47,8 +47,7 @@ def undo(books: Books, command: AdoptionUndone) -> None:
             f"stream {command.stream} has been promised pages or has advanced; finish it instead "
             "of undoing its adoption"
         )
-    books.leave(route.end)
-    del books.routes[command.stream]
+    books.remove(command.stream)
 
 
 def promise(books: Books, command: PagesPromised) -> None:
@@ -85,5 +84,4 @@ def _leave(books: Books, stream: int) -> None:
     route = books.settled_route(stream)
     for pool, count in zip(books.pools, route.promised, strict=True):
         pool.promised -= count
-    books.leave(route.end)
-    del books.routes[stream]
+    books.remove(stream)

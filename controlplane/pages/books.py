@@ -6,6 +6,7 @@ functions over it (beginning.py, growing.py, keeping.py, pinning.py), listed in 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from pagetrail.catalog.errors import BadInputError
@@ -14,7 +15,7 @@ from pagetrail.catalog.kinds.worker import PoolSpec
 from .book import Pool
 from .kept import KeptTree
 from .routes import Lease, Route
-from .runs import NO_NUMBER, Run, path_up, split_front
+from .runs import NO_NUMBER, Run, path_down, path_up, split_front
 
 GROUPS_MAX = 64
 PAGE_TOKENS_MAX = 65_536
@@ -133,6 +134,38 @@ class Books:
         for run in path_up(end):
             self.drop_holders(run, 1, freed)
         self.give(freed)
+
+    def remove(self, stream: int) -> None:
+        """Forget a stream and let its path go."""
+        route = self.routes.pop(stream)
+        self.leave(route.end)
+        if self.windows:
+            self.drop_behind(path_down(route.end))
+
+    def unneeded(self, run: Run, group: int, route: Route | None, floor: int) -> int:
+        """Leading pages of a run in a window group that no holder needs.
+
+        The run is not kept. ``route`` is taken to need nothing before ``floor`` any more.
+        """
+        if run.pins:
+            return 0
+        gone = run.columns - len(run.pages[group])
+        lowest = floor
+        if route is None or run.holders > 1:
+            for other in self.routes.values():
+                if other is not route and any(other_run is run for other_run in path_up(other.end)):
+                    lowest = min(lowest, self.shape.floor_column(group, other.rows))
+        return max(0, min(run.columns, lowest - run.start) - gone)
+
+    def drop_behind(self, path: Iterable[Run]) -> None:
+        """After a holder has left: window pages that it alone still needed become free."""
+        for group in self.windows:
+            for run in path:
+                if run.number == NO_NUMBER and run.holders:
+                    count = self.unneeded(run, group, None, run.end)
+                    if count:
+                        self.pools[group].give(run.pages[group][:count])
+                        del run.pages[group][:count]
 
     def drop_holders(self, run: Run, count: int, freed: list[list[int]]) -> None:
         """``holders`` fewer users of one run; pages without a holder are added to ``freed``."""

@@ -189,24 +189,10 @@ def fallen(books: Books, route: Route, group: int, floor: int) -> list[tuple[Run
     """
     losses = []
     for run in path_up(route.end):
-        present = len(run.pages[group])
         if run.number != NO_NUMBER:
             break
-        lowest = floor
-        if run.holders > 1:
-            if run.pins:
-                continue
-            lowest = min(
-                floor,
-                *(
-                    books.shape.floor_column(group, other.rows)
-                    for other in books.routes.values()
-                    if other is not route and run in path_up(other.end)
-                ),
-            )
-        gone = run.columns - present
-        count = min(run.columns, lowest - run.start) - gone
-        if count > 0:
+        count = books.unneeded(run, group, route, floor)
+        if count:
             losses.append((run, count))
     return losses
 

@@ -62,7 +62,7 @@ def keep(books: Books, command: PromptKept) -> None:
         )
     check_floors(books, ancestor_at(route.end, columns), columns, columns * books.shape.page_tokens)
     if shared > held.end:
-        check_swap(books, route, found)
+        check_swap(books, route, found, shared, columns)
     superseded = [superseded_node(books, route, number) for number in command.supersedes]
     anchor = books.split_at(found, shared) if shared else tree.root
     if shared > held.end:
@@ -83,11 +83,12 @@ def swap(books: Books, route: Route, held: Run, anchor: Run) -> None:
 
     Every stream that passes through the route's first run below them goes along.
     """
+    moving = moved_along(books, route, anchor.end)
     split_route(books, route, anchor.end)
     own = [run for run in path_down(route.end) if run.start >= held.end]
     duplicates = [run for run in own if run.end <= anchor.end]
     below = own[len(duplicates)] if len(own) > len(duplicates) else None
-    streams, pins = (1, 0) if below is None else (below.holders - below.pins, below.pins)
+    streams, pins = len(moving), 0 if below is None else below.pins
     gained: list[Run] = []
     run = anchor
     while run is not held and run.parent is not None:
@@ -105,26 +106,39 @@ def swap(books: Books, route: Route, held: Run, anchor: Run) -> None:
             for lease in books.leases.values():
                 if below in lease.runs:
                     lease.runs[:0] = reversed(gained)
-    for moved in [route] if streams == 1 else books.routes.values():
-        if moved is route or any(run is below for run in path_up(moved.end)):
-            moved.dirty_from = min(moved.dirty_from, held.end)
+    for moved in moving:
+        moved.dirty_from = min(moved.dirty_from, held.end)
     freed: list[list[int]] = [[] for _ in books.pools]
     for run in duplicates:
         books.drop_holders(run, streams, freed)
     books.give(freed)
+    books.drop_behind(duplicates)
 
 
-def check_swap(books: Books, route: Route, found: Run) -> None:
-    """Check that the tree still has the window pages that the route would read from it."""
+def check_swap(books: Books, route: Route, found: Run, shared: int, columns: int) -> None:
+    """Check that the tree still has the window pages that would be read from it: by the route,
+    by those that go along, and by who adopts what is kept."""
     for group in books.windows:
-        floor = books.shape.floor_column(group, route.rows)
+        rows = [columns * books.shape.page_tokens]
+        rows += [moved.rows for moved in moved_along(books, route, shared)]
+        floor = min(books.shape.floor_column(group, row) for row in rows)
         first = first_present(found, group)
         if floor < first:
             raise BadInputError(
-                f"stream {route.stream} reads group {books.shape.pools[group].name!r} from column "
-                f"{floor} and node {found.number} has its pages from column {first} on; keep "
+                f"after the swap group {books.shape.pools[group].name!r} is read from column "
+                f"{floor}, and node {found.number} has its pages from column {first} on; keep "
                 "without swapping"
             )
+
+
+def moved_along(books: Books, route: Route, shared: int) -> list[Route]:
+    """The routes that swap their first ``shared`` columns when ``route`` does."""
+    below = ancestor_at(route.end, shared + 1) if route.columns > shared else None
+    if below is None or below.holders == 1:
+        return [route]
+    return [
+        moved for moved in books.routes.values() if any(run is below for run in path_up(moved.end))
+    ]
 
 
 def evict(books: Books, command: NodesEvicted) -> None:

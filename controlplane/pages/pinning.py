@@ -59,3 +59,4 @@ def unpin(books: Books, command: PagesUnpinned) -> None:
         run.pins -= 1
         books.drop_holders(run, 1, freed)
     books.give(freed)
+    books.drop_behind(lease.runs)
