@@ -37,18 +37,40 @@ class Entry(msgspec.Struct, frozen=True, gc=False):
     mask: int
 
 
+class StoredPart(msgspec.Struct, frozen=True, gc=False):
+    """Where one holder keeps one part of a chunk, and what its bytes must be."""
+
+    part_id: bytes
+    group: int
+    shard: int
+    content_id: bytes
+    size_bytes: int
+    location: str
+
+
 class LiveIndex:
     """The catalog as of ``position``, the number of facts applied."""
 
-    __slots__ = ("_bits", "_bound", "_entries", "_holders", "_keys", "_parts", "_ready", "position")
+    __slots__ = (
+        "_bits",
+        "_bound",
+        "_entries",
+        "_holders",
+        "_keys",
+        "_locations",
+        "_parts",
+        "_ready",
+        "position",
+    )
 
     def __init__(self) -> None:
         self.position = 0
         self._entries: dict[bytes, dict[bytes, Entry]] = {}  # fingerprint -> prefix -> entry
         self._keys: dict[bytes, tuple[bytes, bytes]] = {}  # node -> (fingerprint, prefix)
-        self._bound: dict[bytes, dict[bytes, int]] = {}  # node -> part -> bytes
+        self._bound: dict[bytes, dict[bytes, Part]] = {}  # node -> part -> its newest fact
         self._parts: dict[bytes, bytes] = {}  # part -> node
         self._ready: dict[bytes, int] = {}  # part -> mask of ready copies
+        self._locations: dict[tuple[bytes, int], str] = {}  # (part, bit) of ready copies
         self._bits: dict[tuple[str, int], int] = {}
         self._holders: list[tuple[str, int]] = []
 
@@ -65,6 +87,27 @@ class LiveIndex:
         if bit < 0:
             raise IndexError(f"a mask has no bit {bit}")
         return self._holders[bit]
+
+    def stored(
+        self, fingerprint: bytes, prefix: bytes, worker: str, tier: int
+    ) -> tuple[StoredPart, ...]:
+        """The parts of a chunk as a holder keeps them, by (group, shard).
+
+        Empty when the holder has no ready copy of some part.
+        """
+        bit = self._bits.get((worker, tier))
+        entry = self.entry(fingerprint, prefix)
+        if bit is None or entry is None or not entry.mask >> bit & 1:
+            return ()
+        found = []
+        for part in self._bound[node_id(fingerprint, prefix)].values():
+            location = self._locations[(part.part_id, bit)]
+            found.append(
+                StoredPart(
+                    part.part_id, part.group, part.shard, part.content_id, part.size_bytes, location
+                )
+            )
+        return tuple(sorted(found, key=lambda part: (part.group, part.shard)))
 
     def apply(self, facts: Iterable[Fact]) -> None:
         """Fold facts that continue at ``position``; those of other kinds only count.
@@ -109,6 +152,10 @@ class LiveIndex:
                 )
             bit = self._bits[holder] = len(self._holders)
             self._holders.append(holder)
+        if ready:
+            self._locations[(body.part_id, bit)] = body.location
+        else:
+            self._locations.pop((body.part_id, bit), None)
         after = before | 1 << bit if ready else before & ~(1 << bit)
         if after == before:
             return
@@ -123,7 +170,7 @@ class LiveIndex:
     def _part(self, body: Part, holds: bool) -> None:
         if holds:
             self._parts[body.part_id] = body.node_id
-            self._bound.setdefault(body.node_id, {})[body.part_id] = body.size_bytes
+            self._bound.setdefault(body.node_id, {})[body.part_id] = body
         elif self._parts.pop(body.part_id, None) is not None:
             bound = self._bound[body.node_id]
             del bound[body.part_id]
@@ -151,11 +198,13 @@ class LiveIndex:
             return
         bound = self._bound.get(node, {})
         mask = -1 if bound else 0
-        for part in bound:
-            mask &= self._ready.get(part, 0)
+        size_bytes = 0
+        for part in bound.values():
+            mask &= self._ready.get(part.part_id, 0)
+            size_bytes += part.size_bytes
         old = self._entries[key[0]][key[1]]
         self._entries[key[0]][key[1]] = Entry(
-            old.parent_prefix, old.token_start, old.token_end, sum(bound.values()), mask
+            old.parent_prefix, old.token_start, old.token_end, size_bytes, mask
         )
 
 

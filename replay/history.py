@@ -8,29 +8,32 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import TypeVar
 
 from pagetrail.catalog.envelope import Fact, Op
 from pagetrail.catalog.facts import KindId, decode_body
 from pagetrail.catalog.index import Entry
 from pagetrail.catalog.kinds.content import Copy, CopyState, Node, Part
 
+V = TypeVar("V")
+UNBOUND = -1
 
+
+@dataclass(slots=True)
 class _Node:
-    __slots__ = ("changes", "node", "parts")
+    """A chunk: its newest body, and its states as (position from which, known)."""
 
-    def __init__(self, node: Node) -> None:
-        self.node = node
-        self.parts: list[bytes] = []
-        self.changes: list[int] = []  # positions from which it is known, unknown, known, ...
+    body: Node
+    known: list[tuple[int, bool]] = field(default_factory=list)
+    parts: dict[bytes, _Part] = field(default_factory=dict)
 
 
+@dataclass(slots=True)
 class _Part:
-    __slots__ = ("holders", "part", "since")
+    """A part: (position from which, its size or -1 while it is not bound)."""
 
-    def __init__(self, part: Part, since: int) -> None:
-        self.part = part
-        self.since = since
-        self.holders: list[tuple[int, int]] = []  # (position from which, mask)
+    sizes: list[tuple[int, int]] = field(default_factory=list)
 
 
 class CatalogHistory:
@@ -38,8 +41,8 @@ class CatalogHistory:
 
     def __init__(self) -> None:
         self._nodes: dict[tuple[bytes, bytes], _Node] = {}
-        self._by_id: dict[bytes, _Node] = {}
-        self._parts: dict[bytes, _Part] = {}
+        self._parts_of: dict[bytes, dict[bytes, _Part]] = {}  # by node id, known or not yet
+        self._ready: dict[bytes, list[tuple[int, int]]] = {}  # part -> (position from which, mask)
         self._bits: dict[tuple[str, int], int] = {}
         self._holders: list[tuple[str, int]] = []
 
@@ -54,43 +57,38 @@ class CatalogHistory:
                 if isinstance(body, Node):
                     self._add_node(body, present, since)
                 elif isinstance(body, Part):
-                    self._add_part(body, since)
+                    self._add_part(body, present, since)
                 elif isinstance(body, Copy):
-                    self._add_copy(body, present, since)
+                    self._add_copy(body, present and body.state == CopyState.READY, since)
 
     def at(self, position: int) -> CatalogAt:
         """The catalog as of a position."""
         return CatalogAt(self, position)
 
     def _add_node(self, body: Node, present: bool, since: int) -> None:
-        node = self._by_id.get(body.node_id)
+        key = (body.fingerprint, body.prefix)
+        node = self._nodes.get(key)
         if node is None:
-            node = _Node(body)
-            self._by_id[body.node_id] = node
-            self._nodes[(body.fingerprint, body.prefix)] = node
-        if bool(len(node.changes) % 2) != present:
-            node.changes.append(since)
+            parts = self._parts_of.setdefault(body.node_id, {})
+            node = self._nodes[key] = _Node(body, parts=parts)
+        node.known.append((since, present))
 
-    def _add_part(self, body: Part, since: int) -> None:
-        if body.part_id not in self._parts:
-            self._parts[body.part_id] = _Part(body, since)
-            node = self._by_id.get(body.node_id)
-            if node is not None:
-                node.parts.append(body.part_id)
+    def _add_part(self, body: Part, present: bool, since: int) -> None:
+        parts = self._parts_of.setdefault(body.node_id, {})
+        part = parts.setdefault(body.part_id, _Part())
+        part.sizes.append((since, body.size_bytes if present else UNBOUND))
 
-    def _add_copy(self, body: Copy, present: bool, since: int) -> None:
-        part = self._parts.get(body.part_id)
-        if part is None:
-            return
+    def _add_copy(self, body: Copy, ready: bool, since: int) -> None:
         holder = (body.worker, body.tier)
         bit = self._bits.get(holder)
         if bit is None:
+            if not ready:
+                return
             bit = self._bits[holder] = len(self._holders)
             self._holders.append(holder)
-        mask = part.holders[-1][1] if part.holders else 0
-        ready = present and body.state == CopyState.READY
-        mask = mask | 1 << bit if ready else mask & ~(1 << bit)
-        part.holders.append((since, mask))
+        masks = self._ready.setdefault(body.part_id, [])
+        mask = masks[-1][1] if masks else 0
+        masks.append((since, mask | 1 << bit if ready else mask & ~(1 << bit)))
 
 
 class CatalogAt:
@@ -104,24 +102,32 @@ class CatalogAt:
 
     def entry(self, fingerprint: bytes, prefix: bytes) -> Entry | None:
         """The chunk that ends the prefix, when it is known here."""
-        history = self._history
+        history, position = self._history, self.position
         node = history._nodes.get((fingerprint, prefix))
-        if node is None or not bisect_right(node.changes, self.position) % 2:
+        if node is None or not _value_at(node.known, position, False):
             return None
-        mask, size_bytes = -1, 0
-        for part_id in node.parts:
-            part = history._parts[part_id]
-            if part.since > self.position:
-                continue
-            size_bytes += part.part.size_bytes
-            place = bisect_right(part.holders, (self.position, _ANY_MASK))
-            mask &= part.holders[place - 1][1] if place else 0
-        body = node.node
-        return Entry(body.parent_prefix, body.token_start, body.token_end, size_bytes, max(mask, 0))
+        mask, size_bytes, bound = -1, 0, False
+        for part_id, part in node.parts.items():
+            size = _value_at(part.sizes, position, UNBOUND)
+            if size != UNBOUND:
+                bound = True
+                size_bytes += size
+                mask &= _value_at(history._ready.get(part_id, []), position, 0)
+        body = node.body
+        return Entry(
+            body.parent_prefix, body.token_start, body.token_end, size_bytes, mask if bound else 0
+        )
 
     def holder(self, bit: int) -> tuple[str, int]:
         """(worker, tier) behind a bit of a mask."""
         return self._history._holders[bit]
 
 
-_ANY_MASK = 1 << 4096  # larger than any mask: sorts after every state of the same position
+def _value_at(states: list[tuple[int, V]], position: int, before: V) -> V:
+    """The state that holds at a position; ``before`` until the first."""
+    place = bisect_right(states, position, key=_since)
+    return states[place - 1][1] if place else before
+
+
+def _since(state: tuple[int, object]) -> int:
+    return state[0]
