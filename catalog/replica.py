@@ -9,6 +9,7 @@ and filled again from the log. One process may hold it; queries of other threads
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -25,7 +26,7 @@ from .envelope import Fact
 from .errors import BadInputError
 from .replica_batch import Batch, batch_of
 from .replica_ledger import check_ledger, enter_rows, open_ledger
-from .replica_schema import SCHEMA, KindTables, ddl, event_columns, form_digest
+from .replica_schema import SCHEMA, KindTables, ddl, form_digest
 from .standing import standing_rules
 
 APPLY_FACTS_MAX = 1_000_000
@@ -189,21 +190,16 @@ def open_replica(path: str | Path | None, log: ChainSource) -> Replica:
     if not file.exists():
         _remove(file)
         return Replica(_create(str(file)), 0, CHAIN_START, None)
-    reason, connection = "", None
+    if not os.access(file, os.R_OK | os.W_OK):
+        raise BadInputError(f"{file} cannot be read and written; give this user the right to")
+    connection = None
     try:
         connection = duckdb.connect(str(file))
         reason, position, chain = _inspect(connection, log)
         if not reason:
             return Replica(connection, position, chain, None)
-    except (
-        duckdb.IOException,
-        duckdb.SerializationException,
-        duckdb.InternalException,
-        duckdb.FatalException,
-        duckdb.CatalogException,
-        duckdb.BinderException,
-    ) as error:
-        if isinstance(error, duckdb.IOException) and "lock" in str(error).lower():
+    except duckdb.Error as error:
+        if isinstance(error, duckdb.IOException) and "set lock" in str(error):
             raise BadInputError(
                 f"{file} is held by another process; give this one a replica file of its own"
             ) from error
@@ -217,8 +213,7 @@ def open_replica(path: str | Path | None, log: ChainSource) -> Replica:
 def _create(database: str) -> duckdb.DuckDBPyConnection:
     connection = duckdb.connect(database)
     connection.begin()
-    for statement in ddl():
-        connection.execute(statement)
+    connection.execute(";".join(ddl()))
     open_ledger(connection)
     connection.execute(
         "INSERT INTO position VALUES (0, ?, ?, ?)", [CHAIN_START, form_digest(), duckdb.__version__]
@@ -260,7 +255,7 @@ def _insert(connection: duckdb.DuckDBPyConnection, batch: Batch) -> set[str]:
             _load(connection, rows, f"INSERT INTO {tables.events} SELECT * FROM incoming")
         else:
             touched.add(tables.state)
-            _load(connection, rows, *_catalog_statements(tables))
+            _load(connection, rows, *_catalog_statements(tables, tables.state, batch.first_seq))
     return touched
 
 
@@ -273,30 +268,23 @@ def _load(connection: duckdb.DuckDBPyConnection, rows: pa.Table, *statements: st
         connection.unregister("incoming")
 
 
-def _catalog_statements(tables: KindTables) -> tuple[str, ...]:
-    """Name the entities, keep what was said, end what held, and begin what holds now.
+def _catalog_statements(tables: KindTables, state: str, first_seq: int) -> tuple[str, str, str]:
+    """Keep what was said under its entity, end what held, begin what holds now.
 
     An entity's ``e`` is the seq of the fact that first named it, asserted or not.
     """
-    key = [identifier(name) for name in tables.kind.entity]
-    same = " AND ".join(f"k.{c} = b.{c}" for c in key)
-    keys = ", ".join(f"b.{c}" for c in key)
-    own = ", ".join(f"b.{identifier(c.name)}" for c in tables.columns)
-    events = ", ".join(identifier(c.name) for c in event_columns(tables))
+    key = ", ".join(identifier(name) for name in tables.kind.entity)
     columns = ", ".join(identifier(c.name) for c in tables.columns)
+    arrived = f"(SELECT * FROM {tables.events} WHERE seq >= {first_seq})"
     return (
-        f"CREATE OR REPLACE TEMP TABLE named AS SELECT {keys}, "
-        f"coalesce(min(k.e), min(b.seq)) AS e FROM incoming b LEFT JOIN {tables.events} k "
-        f"ON {same} GROUP BY {keys}",
-        f"CREATE OR REPLACE TEMP TABLE arrived AS SELECT k.e, b.seq, b.op, {own} "
-        f"FROM incoming b JOIN named k ON {same} ORDER BY b.seq",
-        f"INSERT INTO {tables.events} SELECT {events} FROM arrived",
-        "CREATE OR REPLACE TEMP TABLE ended AS "
-        f"SELECT s.from_seq, min(a.seq) AS to_seq FROM {tables.state} s JOIN arrived a "
-        f"ON s.e = a.e WHERE s.to_seq = {OPEN_SEQ} GROUP BY s.from_seq",
-        f"UPDATE {tables.state} SET to_seq = ended.to_seq FROM ended "
-        f"WHERE {tables.state}.from_seq = ended.from_seq",
-        f"INSERT INTO {tables.state} SELECT e, {columns}, seq, to_seq FROM (SELECT *, "
+        f"INSERT INTO {tables.events} SELECT coalesce(e, first), seq, op, {columns} FROM "
+        f"(SELECT *, min(seq) OVER (PARTITION BY {key}) AS first FROM incoming) LEFT JOIN "
+        f"(SELECT {key}, min(e) AS e FROM {tables.events} SEMI JOIN incoming USING ({key}) "
+        f"GROUP BY {key}) USING ({key}) ORDER BY seq",
+        f"UPDATE {state} SET to_seq = ended.seq FROM "
+        f"(SELECT e, min(seq) AS seq FROM {arrived} GROUP BY e) ended "
+        f"WHERE {state}.e = ended.e AND to_seq = {OPEN_SEQ}",
+        f"INSERT INTO {state} SELECT e, {columns}, seq, to_seq FROM (SELECT *, "
         f"coalesce(lead(seq) OVER (PARTITION BY e ORDER BY seq), {OPEN_SEQ}) AS to_seq "
-        "FROM arrived) WHERE op = 1 ORDER BY seq",
+        f"FROM {arrived}) WHERE op = 1 ORDER BY seq",
     )

@@ -51,8 +51,8 @@ def batch_of(facts: Sequence[Fact], expected_seq: int) -> Batch:
                 "between from the log and apply it first"
             )
         by_kind.setdefault(fact.kind, []).append(fact)
-    names = {id_: KIND_TABLES[id_].kind.name for id_ in by_kind if id_ in KIND_TABLES}
-    kinds = tuple((KIND_TABLES[id_], _rows(id_, group)) for id_, group in by_kind.items())
+    kinds = tuple(_rows(kind_id, group) for kind_id, group in by_kind.items())
+    names = {kind_id: KIND_TABLES[kind_id].kind.name for kind_id in by_kind}
     envelopes = _table(
         ENVELOPE,
         [
@@ -84,7 +84,7 @@ def batch_of(facts: Sequence[Fact], expected_seq: int) -> Batch:
     return Batch(expected_seq, expected_seq + len(facts), envelopes, causes, kinds)
 
 
-def _rows(kind_id: int, facts: list[Fact]) -> pa.Table:
+def _rows(kind_id: int, facts: list[Fact]) -> tuple[KindTables, pa.Table]:
     bodies = [decode_body(kind_id, f.schema_v, f.body) for f in facts]
     tables = KIND_TABLES[kind_id]
     lead: list[tuple[Column, list[Any]]] = [(_SEQ, [f.seq for f in facts])]
@@ -100,7 +100,7 @@ def _rows(kind_id: int, facts: list[Fact]) -> pa.Table:
         elif field.storage is Storage.ZERO_ONE:
             values = [int(value) for value in values]
         columns.append((field.column, values))
-    return pa.table(
+    return tables, pa.table(
         [_array(column, values) for column, values in columns], [c.name for c, _ in columns]
     )
 

@@ -14,13 +14,13 @@ import duckdb
 
 from .datalog.model import OPEN_SEQ
 from .datalog.sql import identifier
-from .replica_schema import StoredTable, stored_tables
+from .replica_schema import STORED_TABLES, StoredTable
 
 
 def open_ledger(connection: duckdb.DuckDBPyConnection) -> None:
     """Enter all tables as empty."""
     connection.executemany(
-        "INSERT INTO ledger VALUES (?, 0, 0, 0, 0)", [[t.name] for t in stored_tables()]
+        "INSERT INTO ledger VALUES (?, 0, 0, 0, 0)", [[t.name] for t in STORED_TABLES]
     )
 
 
@@ -28,22 +28,17 @@ def enter_rows(
     connection: duckdb.DuckDBPyConnection, first_seq: int, touched: Collection[str]
 ) -> None:
     """Account for what the facts from ``first_seq`` on have added to and ended in some tables."""
-    for table in stored_tables():
-        if table.name in touched:
-            row = connection.execute(_tally(table, first_seq)).fetchone()
-            connection.execute(
-                "UPDATE ledger SET row_count = row_count + $rows, row_hash = xor(row_hash, $hash), "
-                "closed_count = closed_count + $closed, "
-                "closed_hash = xor(closed_hash, $closed_hash) WHERE table_name = $name",
-                dict(
-                    zip(("name", "rows", "hash", "closed", "closed_hash"), row or (), strict=True)
-                ),
-            )
+    tallies = " UNION ALL ".join(_tally(t, first_seq) for t in STORED_TABLES if t.name in touched)
+    connection.execute(
+        "UPDATE ledger SET row_count = row_count + n.rows, row_hash = xor(row_hash, n.hash), "
+        "closed_count = closed_count + n.closed, closed_hash = xor(closed_hash, n.closing) "
+        f"FROM ({tallies}) n WHERE table_name = n.name"
+    )
 
 
 def check_ledger(connection: duckdb.DuckDBPyConnection) -> str:
     """Count everything again; empty when all is there, else what is wrong with which table."""
-    for table in stored_tables():
+    for table in STORED_TABLES:
         found = connection.execute(_tally(table, 0)).fetchall()
         entered = connection.execute(
             "SELECT table_name, row_count, row_hash, closed_count, closed_hash FROM ledger "
@@ -57,17 +52,17 @@ def check_ledger(connection: duckdb.DuckDBPyConnection) -> str:
 
 
 def _tally(table: StoredTable, first_seq: int) -> str:
-    """SELECT (name, rows, hash, closed, closed_hash) of what came from ``first_seq`` on."""
+    """SELECT (name, rows, hash, closed, closing) of what came from ``first_seq`` on."""
     columns = ", ".join(identifier(c.name) for c in table.columns)
     rows = (
         f"SELECT count(*) AS rows, coalesce(bit_xor(hash({columns})), 0::UBIGINT) AS hash "
         f"FROM {table.name} WHERE {table.since} >= {first_seq}"
     )
-    closed = "SELECT 0 AS closed, 0::UBIGINT AS closed_hash"
+    closed = "SELECT 0 AS closed, 0::UBIGINT AS closing"
     if table.closes:
         closed = (
             "SELECT count(*) AS closed, "
-            "coalesce(bit_xor(hash(from_seq, to_seq)), 0::UBIGINT) AS closed_hash "
+            "coalesce(bit_xor(hash(from_seq, to_seq)), 0::UBIGINT) AS closing "
             f"FROM {table.name} WHERE to_seq >= {first_seq} AND to_seq < {OPEN_SEQ}"
         )
     return f"SELECT '{table.name}' AS name, * FROM ({rows}), ({closed})"

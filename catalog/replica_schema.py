@@ -19,6 +19,7 @@ import typing
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
+from functools import lru_cache
 
 import msgspec
 
@@ -126,7 +127,7 @@ def event_columns(tables: KindTables) -> tuple[Column, ...]:
     return (*lead, *tables.columns)
 
 
-def stored_tables() -> tuple[StoredTable, ...]:
+def _stored_tables() -> tuple[StoredTable, ...]:
     """All tables that hold rows, each once."""
     tables = {
         "facts": StoredTable("facts", ENVELOPE, "seq", False),
@@ -140,10 +141,13 @@ def stored_tables() -> tuple[StoredTable, ...]:
     return tuple(tables.values())
 
 
+STORED_TABLES = _stored_tables()
+
+
 def ddl() -> tuple[str, ...]:
     """Statements that create an empty replica's tables and views."""
     statements = []
-    for table in stored_tables():
+    for table in STORED_TABLES:
         columns = [f"{identifier(c.name)} {c.type.value} NOT NULL" for c in table.columns]
         columns += ["to_seq BIGINT NOT NULL"] if table.closes else []
         statements.append(f"CREATE TABLE {table.name} ({', '.join(columns)})")
@@ -160,6 +164,7 @@ def ddl() -> tuple[str, ...]:
     return tuple(statements)
 
 
+@lru_cache(maxsize=1)
 def form_digest() -> str:
     """Names the form of the tables; a replica with another one cannot be continued."""
     return hashlib.sha256("\n".join((str(FORMAT), *ddl())).encode()).hexdigest()

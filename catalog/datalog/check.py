@@ -7,11 +7,13 @@ a positive atom that holds it as a plain argument, or by an equality whose other
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 from pagetrail.catalog.datalog.errors import Diagnostic, nearest
 from pagetrail.catalog.datalog.model import (
     GOAL,
     Aggregate,
+    Anonymous,
     Atom,
     Compare,
     Comparison,
@@ -23,6 +25,45 @@ from pagetrail.catalog.datalog.model import (
     Variable,
     variables,
 )
+
+
+def in_order(program: Program, schema: Schema) -> tuple[Program, list[Diagnostic]]:
+    """The program with named arguments put in the order of their relation's columns, ``_`` for
+    the columns that are not named; and findings about names."""
+    findings: list[Diagnostic] = []
+    rules = []
+    for rule in program.rules:
+        body = tuple(
+            _positional(rule, literal, schema, findings)
+            if isinstance(literal, Atom) and literal.names is not None
+            else literal
+            for literal in rule.body
+        )
+        rules.append(rule if body == rule.body else replace(rule, body=body))
+    return Program(tuple(rules)), findings
+
+
+def _positional(rule: Rule, atom: Atom, schema: Schema, findings: list[Diagnostic]) -> Atom:
+    relation = schema.get(atom.predicate)
+    names = atom.names or ()
+    if relation is None:
+        message = f"named arguments of {atom.predicate}, which is no base relation"
+        findings.append(_finding(rule, atom.at, message, "give its arguments in order"))
+        return replace(atom, names=None)
+    columns = [c.name for c in relation.columns]
+    given: dict[str, Term] = {}
+    for name, term in zip(names, atom.arguments, strict=True):
+        if name not in columns:
+            close = nearest(name, columns)
+            fix = f"did you mean {close}?" if close else f"its columns are {', '.join(columns)}"
+            message = f"{atom.predicate} has no column {name}"
+            findings.append(_finding(rule, atom.at, message, fix))
+        elif name in given:
+            message = f"column {name} of {atom.predicate} is given twice"
+            findings.append(_finding(rule, atom.at, message, "add an equality instead"))
+        given[name] = term
+    arguments = tuple(given.get(name, Anonymous(atom.at)) for name in columns)
+    return Atom(atom.predicate, arguments, atom.negated, atom.at)
 
 
 def check(program: Program, schema: Schema, others: Iterable[str] = ()) -> list[Diagnostic]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from pagetrail.catalog.datalog.check import check
+from pagetrail.catalog.datalog.check import check, in_order
 from pagetrail.catalog.datalog.errors import DatalogError, Diagnostic
 from pagetrail.catalog.datalog.infer import Types, infer
 from pagetrail.catalog.datalog.model import (
@@ -86,7 +86,9 @@ def compile_query(
     use. ``as_of``: the position of the log is given with each run. Raises DatalogError with every
     finding of the first phase that has any.
     """
-    program = _link(parse(text, file), library)
+    program, findings = in_order(_link(parse(text, file), library), schema)
+    if findings:
+        raise DatalogError(findings)
     findings = check(program, schema, (rule.predicate for rule in library))
     if findings:
         raise DatalogError(findings)

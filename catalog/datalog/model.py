@@ -213,12 +213,17 @@ class Aggregate:
 
 @dataclass(frozen=True, slots=True)
 class Atom:
-    """``p(T, ...)`` or ``not p(T, ...)`` in a body."""
+    """``p(T, ...)`` or ``not p(T, ...)`` in a body.
+
+    ``names``: the columns of a base relation that the arguments stand for, as in
+    ``p(size: S, id: X)``; None when they stand for all columns in order.
+    """
 
     predicate: str
     arguments: tuple[Term, ...]
     negated: bool
     at: Place
+    names: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -153,7 +153,25 @@ class _Parser:
 
     def _atom(self, *, negated: bool, at: Place) -> Atom:
         predicate = self._predicate()
-        return Atom(predicate, tuple(self._arguments(predicate, self._body_term)), negated, at)
+        found = self._arguments(predicate, self._named_term)
+        names = tuple(name for name, _ in found if name is not None)
+        arguments = tuple(term for _, term in found)
+        if not names:
+            return Atom(predicate, arguments, negated, at)
+        if len(names) != len(found):
+            raise self._error(
+                self._tokens[self._next - 1],
+                f"arguments of {predicate} with and without names",
+                "name every argument that is given, or give all of them in order",
+            )
+        return Atom(predicate, arguments, negated, at, names)
+
+    def _named_term(self) -> tuple[str | None, Term]:
+        token = self._peek()
+        if token.kind is TokenKind.NAME and self._tokens[self._next + 1].text == ":":
+            self._next += 2
+            return token.text, self._body_term()
+        return None, self._body_term()
 
     def _predicate(self) -> str:
         token = self._take()

@@ -240,7 +240,10 @@ class _Maker:
         signature = [types[n] for n in groups]
         for kind in kinds:
             ints = [n for n in names if types[n] == INT]
-            if kind == "count*" or not names or (kind == "sum" and not ints):
+            if not names:
+                terms.append(Agg("count", (self.constant(INT),)))
+                signature.append(INT)
+            elif kind == "count*" or (kind == "sum" and not ints):
                 terms.append(Agg("count", ()))
                 signature.append(INT)
             elif kind == "count":
