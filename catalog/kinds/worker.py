@@ -177,6 +177,9 @@ class RouteForked(msgspec.Struct, frozen=True, array_like=True):
     stream: Stream
     source: Stream
     rows: Annotated[int, Meta(description="rows shared")]
+    pages: Annotated[
+        tuple[int, ...], Meta(description="promise that moves over, per group; empty: none")
+    ] = ()
 
 
 class PromptKept(msgspec.Struct, frozen=True, array_like=True):

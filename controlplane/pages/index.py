@@ -18,7 +18,7 @@ from .owner import PageOwner
 class PrefixIndex:
     """The index of one owner's kept prompts. It starts empty, with an owner that keeps nothing."""
 
-    __slots__ = ("_digests", "_nodes", "_owner")
+    __slots__ = ("_changes", "_digests", "_nodes", "_owner")
 
     def __init__(self, owner: PageOwner) -> None:
         """Raises BadInputError when the owner keeps prompts already: their content is unknown."""
@@ -28,6 +28,7 @@ class PrefixIndex:
                 "make the index when the owner is new"
             )
         self._owner = owner
+        self._changes: dict[Hashable, bool] | None = None
         self._nodes: dict[Hashable, int] = {}  # page digest -> node
         self._digests: dict[int, list[Hashable]] = {}  # node -> digests of its columns
         owner.observe_kept(self)
@@ -77,6 +78,20 @@ class PrefixIndex:
                 )
             self._digests[node] = digests
             self._nodes.update(dict.fromkeys(digests, node))
+            if self._changes is not None:
+                self._changes.update(dict.fromkeys(digests, True))
+
+    def take_changes(self) -> tuple[list[Hashable], list[Hashable]]:
+        """Digests that came and that went since the last call; the first call tells them all.
+
+        Bounded by the pages of the owner and by how often the caller asks.
+        """
+        if self._changes is None:
+            self._changes = {}
+            return list(self._nodes), []
+        changes, self._changes = self._changes, {}
+        came = [digest for digest, kept in changes.items() if kept]
+        return came, [digest for digest, kept in changes.items() if not kept]
 
     def node_split(self, node: int, columns: int, rear: int) -> None:
         """See KeptObserver."""
@@ -91,6 +106,8 @@ class PrefixIndex:
         digests = self._known(node)
         for digest in digests[columns:]:
             del self._nodes[digest]
+        if self._changes is not None:
+            self._changes.update(dict.fromkeys(digests[columns:], False))
         del digests[columns:]
         if not columns:
             del self._digests[node]

@@ -24,11 +24,22 @@ def fork(books: Books, command: RouteForked) -> None:
             f"stream {command.source} has {source.rows} rows; a fork shares 1 to that many, not "
             f"{command.rows}"
         )
+    moved = command.pages or (0,) * len(books.pools)
+    if len(moved) != len(books.pools) or any(
+        not 0 <= count <= promised for count, promised in zip(moved, source.promised, strict=False)
+    ):
+        raise BadInputError(
+            f"stream {command.source} has {tuple(source.promised)} pages promised; it cannot hand "
+            f"{command.pages} of them to its fork"
+        )
     columns = -(-command.rows // books.shape.page_tokens)
     check_floors(books, ancestor_at(source.end, columns), columns, command.rows)
     end = books.split_at(ancestor_at(source.end, columns), columns)
     books.enter(end)
     route = Route(command.stream, end, command.rows, len(books.pools))
+    for group, count in enumerate(moved):
+        source.promised[group] -= count
+        route.promised[group] += count
     books.routes[command.stream] = route
 
 

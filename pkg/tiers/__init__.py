@@ -1,0 +1,1 @@
+"""Where chunks are stored: the I/O that the tier machines ask for."""
