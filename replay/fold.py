@@ -9,7 +9,6 @@ what was decided.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -55,9 +54,9 @@ class Finding:
 class SpanResult:
     """What the check of one span found. Findings beyond the bound are only counted."""
 
-    rederived: Counter[str] = field(default_factory=Counter)
-    mismatched: Counter[str] = field(default_factory=Counter)
-    missing: Counter[str] = field(default_factory=Counter)
+    rederived: dict[str, int] = field(default_factory=dict)  # by kind of decision
+    mismatched: dict[str, int] = field(default_factory=dict)
+    missing: dict[str, int] = field(default_factory=dict)
     findings: list[Finding] = field(default_factory=list)
     findings_cut: int = 0
     unattested: int = 0  # transactions after the last decision or keyframe that cites the chain
@@ -189,15 +188,15 @@ class Folder:
         result, name = self._result, kind.name.lower()
         force = self._table.get(kind)
         if force is None:
-            result.missing[name] += 1
+            _count(result.missing, name)
             self._report(transaction.client_seq, name, "its evaluator is not in this build")
             return
         result.unattested = 0
         problem = self._problem(kind, decision, force)
         if problem is None:
-            result.rederived[name] += 1
+            _count(result.rederived, name)
         else:
-            result.mismatched[name] += 1
+            _count(result.mismatched, name)
             self._report(transaction.client_seq, name, problem)
 
     def _problem(self, kind: KindId, decision: Decision, force: InForce) -> str | None:
@@ -220,3 +219,7 @@ class Folder:
         self._result.add(
             Finding(self._journal.client, self._journal.client_epoch, client_seq, kind, what)
         )
+
+
+def _count(counts: dict[str, int], name: str) -> None:
+    counts[name] = counts.get(name, 0) + 1

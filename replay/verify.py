@@ -61,35 +61,32 @@ def verify(directory: Path, *, processes: int | None = None) -> VerifyResult:
     findings = list(loaded.link_findings())
     jobs = loaded.jobs()
     results = _run(loaded, jobs, _processes(processes, len(jobs)))
-    merged, chains = SpanResult(), {}
+    rederived, mismatched, missing = Counter[str](), Counter[str](), Counter[str]()
+    findings_cut = 0
+    chains: dict[tuple[str, int], bytes] = {}
     unattested: dict[str, int] = {}
     for job, result in zip(jobs, results, strict=True):
-        for total, part in (
-            (merged.rederived, result.rederived),
-            (merged.mismatched, result.mismatched),
-            (merged.missing, result.missing),
-        ):
-            total.update(part)
+        rederived.update(result.rederived)
+        mismatched.update(result.mismatched)
+        missing.update(result.missing)
         findings += result.findings
-        merged.findings_cut += result.findings_cut
+        findings_cut += result.findings_cut
         journal = loaded.journals[job[0]]
         chains[(journal.client, journal.client_epoch)] = result.end_chain
         unattested[journal.client] = result.unattested
     findings += loaded.epoch_findings(chains, unattested)
-    decisions = sum(
-        sum(counter.values()) for counter in (merged.rederived, merged.mismatched, merged.missing)
-    )
+    decisions = sum(counter.total() for counter in (rederived, mismatched, missing))
     wall_s = time.monotonic() - started_s
     return VerifyResult(
         log=str(directory),
         ok=not findings,
         facts=loaded.facts,
         decisions=decisions,
-        rederived=_ordered(merged.rederived),
-        mismatched=_ordered(merged.mismatched),
-        missing=_ordered(merged.missing),
+        rederived=_ordered(rederived),
+        mismatched=_ordered(mismatched),
+        missing=_ordered(missing),
         findings=[str(finding) for finding in findings[:FINDINGS_MAX]],
-        findings_cut=merged.findings_cut + max(0, len(findings) - FINDINGS_MAX),
+        findings_cut=findings_cut + max(0, len(findings) - FINDINGS_MAX),
         unattested={client: count for client, count in sorted(unattested.items()) if count},
         spans=len(jobs),
         wall_s=round(wall_s, 3),

@@ -144,6 +144,10 @@ class ModelFreeWorker:
             self._perform(effect, now_us, later)
         return later
 
+    def refuse_starved(self) -> None:
+        """Nothing is under way and nothing will be published: end what can never start."""
+        self._answers += self.machine.starved()
+
     def due(self, due: Due, now_us: int) -> list[Later]:
         """Something that was under way has ended."""
         later: list[Later] = []

@@ -16,7 +16,6 @@ from pagetrail.catalog.envelope import CompareAndSet
 from pagetrail.catalog.errors import InvariantError
 from pagetrail.catalog.identity import node_id, part_id, register_name
 from pagetrail.catalog.kinds.content import Copy, CopyState, Node, Part, Tier
-from pagetrail.catalog.kinds.worker import NodeDurable
 
 from .messages import Prompt
 from .worker import WorkerMachine
@@ -87,11 +86,9 @@ class Publisher:
         pending = self._pending.pop(client_seq, None)
         if pending is None:
             return
-        start = self.machine.start
-        columns = (pending.chunk + 1) * start.chunk_tokens // start.page_tokens
-        node, resident = self.machine.prefix.match(pending.prompt.pages[:columns])
-        if resident:
-            self.machine.decider.write([NodeDurable(node, resident)])
+        durable = self.machine.durable(pending.prompt, pending.chunk + 1)
+        if durable:
+            self.machine.decider.write(durable)
 
     def refused(self, client_seq: int, actual: bytes | None) -> None:
         """The log shows one of this epoch's transactions, refused: another bound the part first.

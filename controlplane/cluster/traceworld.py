@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from pagetrail.catalog.envelope import Transaction
+from pagetrail.catalog.errors import InvariantError
 from pagetrail.catalog.kinds.router import Answer
 
 from .deciding import Decider
@@ -113,8 +114,7 @@ class TraceWorld:
             self._run_until(arrival.at_us)
             self.now_us = max(self.now_us, arrival.at_us)
             self._arrive(arrival)
-        self._run_until(None)
-        self._settle()
+        self._run_out()
         for worker in self._workers.values():
             worker.machine.close()
             self._spool(worker)
@@ -139,6 +139,26 @@ class TraceWorld:
             worker = self._workers[name]
             self._later(name, worker.due(due, self.now_us))
             self._after(worker)
+
+    def _run_out(self) -> None:
+        """Run until nothing is under way; a request that even then does not fit has failed."""
+        while True:
+            self._run_until(None)
+            self._settle()
+            for name, worker in self._workers.items():
+                self._later(name, worker.admit(self.now_us))
+                self._after(worker)
+            if not self._heap and not self._unsettled:
+                for worker in self._workers.values():
+                    worker.refuse_starved()
+                    self._after(worker)
+                if not self._heap:
+                    break
+        if self._router.open_requests:
+            raise InvariantError(
+                f"{self._router.open_requests} requests are open and nothing is under way; the "
+                "machines have lost them"
+            )
 
     def _perform(self, effects: list[RouterEffect]) -> None:
         for effect in effects:

@@ -18,6 +18,7 @@ performs any effect.
     WAITING    admitted           RESTORING   Restore
     WAITING    admitted           RUNNING     Run
     WAITING    refused            -           Ended(ERROR)
+    WAITING    starved            -           Ended(ERROR)
     WAITING    cancelled          -           Ended(CANCELLED)
     RESTORING  restored           RUNNING     Run (from the last verified row)
     RESTORING  cancelled          STOPPING    Stop
@@ -43,6 +44,7 @@ from pagetrail.catalog.kinds.worker import (
     FinishReason,
     Measured,
     Metric,
+    NodeDurable,
     NodesEvicted,
     PagesAdopted,
     PagesPromised,
@@ -260,6 +262,24 @@ class WorkerMachine:
                 break  # nor is there one for those behind it
         return effects
 
+    def starved(self) -> list[Ended]:
+        """Nothing runs and nothing outside will free a page: end what waits with an error.
+
+        The caller says so after an admission that started nothing; waiting on would be for ever.
+        Answers nothing while a stream runs.
+        """
+        if self.view.running:
+            return []
+        ended = []
+        for stream in self.view.queue(QUEUE_MAX):
+            live = self._live[stream]
+            self.decider.write(
+                [RequestDropped(stream, DropReason.REFUSED)],
+                causes=[live.admitted] if live.admitted is not None else [],
+            )
+            ended.append(self._forget(live, FinishReason.ERROR))
+        return ended
+
     def _admit(self, live: _Live, now_us: int) -> list[WorkerEffect]:
         self._flush_advanced()
         prompt = live.prompt
@@ -452,11 +472,27 @@ class WorkerMachine:
             KindId.CHECKPOINT, inputs, live.stream, self.catalog.position, recorded
         )
         choice: CheckpointChoice = evaluation.choice
-        live.checkpointing = self.decider.write([decided])
+        durable = inputs.depth_tokens // self.start.chunk_tokens
+        live.checkpointing = self.decider.write([decided, *self.durable(prompt, durable)])
         if not choice.capture:
             return None
-        durable = inputs.depth_tokens // self.start.chunk_tokens
         return Capture(live.stream, tuple(range(durable, len(prompt.chunks))))
+
+    def durable(self, prompt: Prompt, chunks: int) -> list[NodeDurable]:
+        """The command that marks what stays of a prompt as durable, now that the log shows its
+        first ``chunks`` chunks stored; none when nothing new is.
+
+        With the last chunk goes the tail behind it: it is shorter than a chunk, so it is never
+        written down by itself, and must not keep its node from being evicted.
+        """
+        if not self.start.checkpoint_tiers:
+            return []
+        columns = chunks * self.start.chunk_tokens // self.start.page_tokens
+        pages = prompt.pages if chunks == len(prompt.chunks) else prompt.pages[:columns]
+        node, resident = self.prefix.match(pages)
+        if not resident or self.view.owner.node(node).durable_columns >= resident:
+            return []
+        return [NodeDurable(node, resident)]
 
     # ---- bookkeeping
 
