@@ -131,8 +131,10 @@ def append(call: AppendCall) -> tuple[Launch, ...]:
         return ()
     first = call.rows[0]
     second = call.rows[1] if len(call.rows) == 2 else _no_rows(first)
-    units = call.row_count * call.heads * max(
-        -(-rows.slab.width // APPEND_UNIT_ELEMENTS) for rows in call.rows
+    units = (
+        call.row_count
+        * call.heads
+        * max(-(-rows.slab.width // APPEND_UNIT_ELEMENTS) for rows in call.rows)
     )
     arguments = (
         address(first.address),
@@ -224,9 +226,7 @@ def attention_shared_bytes(module: SourceModule, tiles: int) -> int:
     return 2 * elements + 4 * 2 * WARPS * lines
 
 
-def page_copy(
-    extent: PageExtent, sources: int, targets: int, count: int
-) -> tuple[Launch, ...]:
+def page_copy(extent: PageExtent, sources: int, targets: int, count: int) -> tuple[Launch, ...]:
     """Copies ``count`` pages over all layers; both lists are int32 on the device."""
     if count == 0:
         return ()
@@ -242,12 +242,16 @@ def page_copy(
     return (_copy_launch("page_copy", count * extent.layers, arguments),)
 
 
-def gather(extent: PageExtent, packed: int, page_ids: int, start: int, end: int) -> tuple[Launch, ...]:
+def gather(
+    extent: PageExtent, packed: int, page_ids: int, start: int, end: int
+) -> tuple[Launch, ...]:
     """Token rows ``[start, end)`` of a page table, layer by layer, into packed bytes."""
     return _move("page_gather", extent, packed, page_ids, start, end)
 
 
-def scatter(extent: PageExtent, packed: int, page_ids: int, start: int, end: int) -> tuple[Launch, ...]:
+def scatter(
+    extent: PageExtent, packed: int, page_ids: int, start: int, end: int
+) -> tuple[Launch, ...]:
     """The inverse of ``gather``."""
     return _move("page_scatter", extent, packed, page_ids, start, end)
 

@@ -350,29 +350,36 @@ struct Attend {
   }
 
   __device__ __forceinline__ void write_out() const {
+    if (item.slot >= 0)
+      write_rows<F32>(a.partial_o, a.partial_lse, i64{a.n_heads} * kValueDim,
+                      item.slot - item.first_row);
+    else if (a.out_storage == Storage::f32)
+      write_rows<F32>(a.out, a.lse, a.out_row_stride, 0);
+    else if (a.out_storage == Storage::f16)
+      write_rows<F16>(a.out, a.lse, a.out_row_stride, 0);
+    else
+      write_rows<BF16>(a.out, a.lse, a.out_row_stride, 0);
+  }
+
+  // Query row r goes to row r + shift of `out` and `lse`.
+  template <class Out>
+  __device__ __forceinline__ void write_rows(void* out, float* lse, i64 row_stride,
+                                             i32 shift) const {
 #pragma unroll
     for (i32 r = 0; r < RowTiles; r++)
 #pragma unroll
       for (i32 half = 0; half < 2; half++) {
         const Line line = line_at(line_index(r, half));
         if (line.row < 0) continue;
-        const bool partial = item.slot >= 0;
-        const i64 slot = partial ? i64{item.slot} + (line.row - item.first_row) : line.row;
-        const i64 place = slot * a.n_heads + line.head;
-        float* lse = partial ? a.partial_lse : a.lse;
-        if (lse != nullptr && warp == 0 && lane % 4 == 0) lse[place] = totals[r][half];
-        const i64 row_start = partial
-                                  ? place * kValueDim
-                                  : line.row * a.out_row_stride + i64{line.head} * kValueDim;
-        void* target = partial ? static_cast<void*>(a.partial_o) : a.out;
-        const Storage storage = partial ? Storage::f32 : a.out_storage;
+        const i64 row = i64{line.row} + shift;
+        if (lse != nullptr && warp == 0 && lane % 4 == 0)
+          lse[row * a.n_heads + line.head] = totals[r][half];
+        auto* to = static_cast<typename Out::Bits*>(out) + row * row_stride +
+                   i64{line.head} * kValueDim + warp * kColumnTiles * 8 + lane % 4 * 2;
 #pragma unroll
         for (i32 c = 0; c < kColumnTiles; c++)
 #pragma unroll
-          for (i32 i = 0; i < 2; i++) {
-            const i32 column = (warp * kColumnTiles + c) * 8 + lane % 4 * 2 + i;
-            store_from_f32(target, row_start + column, storage, total_o[r][c][half * 2 + i]);
-          }
+          for (i32 i = 0; i < 2; i++) to[c * 8 + i] = Out::narrow(total_o[r][c][half * 2 + i]);
       }
   }
 };

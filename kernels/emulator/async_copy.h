@@ -6,19 +6,12 @@
 
 #include "block.h"
 
-namespace emulator {
-
-inline void require_aligned_16(const void* pointer, const char* what) {
-  if (reinterpret_cast<std::uintptr_t>(pointer) % 16 == 0) return;
-  std::fprintf(stderr, "cp.async %s address is not 16-byte aligned\n", what);
-  std::abort();
-}
-
-}  // namespace emulator
-
-inline void async_copy_16(void* to, const void* from, bool valid) {
-  emulator::require_aligned_16(to, "shared");
-  if (valid) emulator::require_aligned_16(from, "global");
+inline void async_copy_16(void* to, const void* from, bool valid, int line = __builtin_LINE()) {
+  const auto misaligned = [](const void* pointer) {
+    return reinterpret_cast<std::uintptr_t>(pointer) % 16 != 0;
+  };
+  if (misaligned(to) || (valid && misaligned(from)))
+    emulator::block().fault("cp.async address is not 16-byte aligned", line);
   std::memset(to, 0xff, 16);
   emulator::thread().copies.open.push_back({to, from, valid});
 }

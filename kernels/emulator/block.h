@@ -8,7 +8,8 @@
 //
 // Mistakes that a device may forgive, or hang on, end the launch with a message here: lanes of
 // one mask at different operations, a lane outside its own mask, a thread that left while others
-// wait for it, threads at different barriers, a write past the dynamic shared memory.
+// wait for it, threads at different barriers, a misaligned access, a write past the dynamic shared
+// memory.
 #pragma once
 
 #include <algorithm>
@@ -29,7 +30,7 @@ namespace emulator {
 
 constexpr int kWarp = 32;
 
-enum class State { runnable, at_warp_operation, at_barrier, finished };
+enum class State { runnable, at_warp_operation, at_barrier, finished, faulted };
 
 struct AsyncCopy {
   void* to;
@@ -127,6 +128,19 @@ class Block {
     wait(State::at_warp_operation, name, line, &warp_tokens_[me.warp]);
   }
 
+  // Ends the launch because of what the running thread did; never returns to it.
+  [[noreturn]] PT_UNSANITIZED void fault(const char* what, int line) {
+    Thread& me = *running_;
+    me.state = State::faulted;
+    me.operation = what;
+    me.line = line;
+    me.mask = 0;
+    char text[160];
+    std::snprintf(text, sizeof text, "%s; thread %d line %d", what, me.linear, line);
+    fail(text);
+    for (;;) me.fiber.switch_to(scheduler_);
+  }
+
   // Body of the fibers; defined once the current block is known (launch.h).
   static void thread_entry();
 
@@ -184,7 +198,7 @@ class Block {
       const int warp = (first + k) % n_warps;
       while (run_lanes(warp)) {
         progress = true;
-        if (!release_operations(warp)) return false;
+        if (!message_.empty() || !release_operations(warp)) return false;
       }
     }
     return open_barrier() || (message_.empty() && !all_finished() && progress_or_deadlock(progress));
@@ -202,6 +216,7 @@ class Block {
       running_ = &t;
       scheduler_.switch_to(t.fiber);
       ran = true;
+      if (!message_.empty()) break;
     }
     return ran;
   }

@@ -18,8 +18,8 @@ from pathlib import Path
 
 from ..cuda.launch import SourceModule, source_folder
 from ..native_build import (
-    COMPILERS,
     BUILD_SECONDS_MAX,
+    COMPILERS,
     NativeBuildError,
     cache_directory,
     detect_target,
@@ -27,8 +27,7 @@ from ..native_build import (
 
 FLAGS = (
     "-std=c++17",
-    "-O2",
-    "-g1",
+    "-O1",
     "-fPIC",
     "-ffp-contract=off",
     "-fno-strict-aliasing",
@@ -83,6 +82,7 @@ def build_runner(
     flags = (
         *_module_flags(module),
         f"-fsanitize={sanitizer.value}",
+        "-g1",
         "-fno-omit-frame-pointer",
         "-rdynamic",
         "-ldl",
@@ -96,8 +96,10 @@ def build(product: Product) -> Path:
     """The product's file, made if the cache has none of its digest."""
     compiler = _compiler()
     flags = (*FLAGS, *detect_target().flags, *product.flags)
-    target = cache_directory() / "emulator" / (
-        f"{product.name}-{_digest(compiler, flags, product)}{product.suffix}"
+    target = (
+        cache_directory()
+        / "emulator"
+        / (f"{product.name}-{_digest(compiler, flags, product)}{product.suffix}")
     )
     if target.exists():
         return target

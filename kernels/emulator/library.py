@@ -35,9 +35,7 @@ class HostLauncher:
     With seed 0 blocks, warps and lanes run in plain order, else in an order the seed decides.
     """
 
-    def __init__(
-        self, seed: int = 0, build: Callable[[SourceModule], Path] = build_module
-    ) -> None:
+    def __init__(self, seed: int = 0, build: Callable[[SourceModule], Path] = build_module) -> None:
         if not 0 <= seed <= SEED_MAX:
             raise ValueError(f"a seed lies in [0, {SEED_MAX}], not {seed}")
         self._seed = seed

@@ -68,10 +68,8 @@ struct TileLoad {
 // Reads the row in the lane itself first, so that the sanitizers see the access where it is made.
 template <bool Transposed>
 inline void load_tiles_of_warp(std::uint32_t (&tiles)[4], const void* row, int line) {
-  if (reinterpret_cast<std::uintptr_t>(row) % 16 != 0) {
-    std::fprintf(stderr, "ldmatrix row address is not 16-byte aligned, line %d\n", line);
-    std::abort();
-  }
+  if (reinterpret_cast<std::uintptr_t>(row) % 16 != 0)
+    block().fault("ldmatrix row is not 16-byte aligned", line);
   alignas(16) unsigned char copied[16];
   std::memcpy(copied, row, 16);
   TileLoad operand{copied, tiles};

@@ -1,0 +1,37 @@
+"""From a kernel module to a host library that runs the compiler's PTX of it."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+from pathlib import Path
+
+from ..cuda.launch import SourceModule
+from ..cuda.nvrtc import compile_ptx
+from ..emulator.build import Product, build, emulator_folder
+from ..native_build import cache_directory
+from .parse import parse
+from .translate import translate
+
+ARCHITECTURE = "compute_80"
+
+
+def build_ptx_module(module: SourceModule, *, kernels: Path | None = None) -> Path:
+    """The shared library of a module's PTX. Its kernels take the launches of the sources.
+
+    Raises NvrtcError, PtxError or NativeBuildError.
+    """
+    text = translate(parse(compile_ptx(module, ARCHITECTURE, kernels)))
+    digest = hashlib.sha256(text.encode()).hexdigest()[:32]
+    folder = cache_directory() / "ptx"
+    source = folder / f"{module.name}-{digest}.cpp"
+    if not source.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder) as scratch:
+            made = Path(scratch) / source.name
+            made.write_text(text, encoding="ascii")
+            os.replace(made, source)
+    here = Path(__file__).resolve().parent
+    flags = ("-shared", "-Wno-unused-label", "-Wno-unused-variable", "-Wno-unused-but-set-variable")
+    return build(Product(f"ptx-{module.name}", (source,), flags, (here, emulator_folder()), ".so"))
