@@ -74,11 +74,11 @@ class Reserve:
         reason = _reason(weights, inputs, any(lacking), any(short))
         zeros = (0,) * len(promise)
         if reason <= AdmitReason.FITS_AFTER_RECLAIM:
-            choice = AdmitChoice(AdmitOutcome.ADMIT, tuple(promise), tuple(lacking))
+            choice = AdmitChoice(int(AdmitOutcome.ADMIT), tuple(promise), tuple(lacking))
         elif reason <= AdmitReason.BEHIND_WAITING:
-            choice = AdmitChoice(AdmitOutcome.QUEUE, zeros, zeros)
+            choice = AdmitChoice(int(AdmitOutcome.QUEUE), zeros, zeros)
         else:
-            choice = AdmitChoice(AdmitOutcome.REFUSE, zeros, zeros)
+            choice = AdmitChoice(int(AdmitOutcome.REFUSE), zeros, zeros)
         start_ns = min(inputs.restore_ns, inputs.recompute_ns)
         columns = (
             (int(AdmitOutcome.ADMIT), int(AdmitOutcome.QUEUE), int(AdmitOutcome.REFUSE)),
@@ -88,7 +88,7 @@ class Reserve:
             (sum(short), 0, 0),
             (start_ns, 0, 0),
         )
-        return Evaluation(choice, reason, 0, columns)
+        return Evaluation(choice, int(reason), 0, columns)
 
 
 def _reason(

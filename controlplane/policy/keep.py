@@ -12,7 +12,6 @@ from pagetrail.catalog.facts import KindId
 from .inputs import KeepChoice, KeepInputs, KeepReason
 from .types import Evaluation, Term
 
-
 _KEEPS = (KeepReason.KEEP, KeepReason.KEEP_AFTER_RECLAIM, KeepReason.NOTHING_NEW)
 
 

@@ -78,10 +78,12 @@ class MinCost:
         offers = [_offer(inputs, index, inputs.swap_bytes_free) for index in range(len(candidates))]
         for victim in victims:
             offers[victim.index] = victim
-            reasons[victim.index] = PreemptReason.NOT_NEEDED if reached else PreemptReason.SHORTFALL
+            reasons[victim.index] = int(
+                PreemptReason.NOT_NEEDED if reached else PreemptReason.SHORTFALL
+            )
         chosen = _pruned(inputs, victims) if reached else []
         for victim in chosen:
-            reasons[victim.index] = PreemptReason.ELIGIBLE
+            reasons[victim.index] = int(PreemptReason.ELIGIBLE)
         choice = PreemptChoice(tuple((candidates[v.index].stream, v.swap) for v in chosen))
         columns = (
             tuple(candidate.stream for candidate in candidates),

@@ -21,7 +21,6 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
-from itertools import chain
 
 from pagetrail.catalog.errors import BadInputError
 
@@ -192,16 +191,15 @@ class _Walk:
 
     def _tell_parents(self, reasons: list[int]) -> None:
         """Among the shared, those that only listed entries below them hold are no leaves."""
-        held = [entry.runs for entry in self._candidates]
-        listed = Counter(chain.from_iterable(held))
+        own, runs = self._own, self._runs
+        below = [run for entry in self._candidates for run in entry.runs[1:]]
+        if not below:
+            return
+        has_child, listed = set(below), Counter(below + own)
         for index, reason in enumerate(reasons):
             if reason == _SHARED:
-                run = self._own[index]
-                if (
-                    listed[run] > 1
-                    and listed[run] == self._runs[run].holders
-                    and any(run in runs[1:] for runs in held)
-                ):
+                run = own[index]
+                if run in has_child and listed[run] == runs[run].holders:
                     reasons[index] = _NOT_A_LEAF
 
     def _take(self) -> int:

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from policy_inputs import MS, PageModel, column, entry, evaluate, evict_inputs, shared_runs, trees
 
@@ -180,22 +180,16 @@ def test_every_residency_evaluator_has_its_order_written_down_here() -> None:
     assert sorted(LEADING) == RESIDENCY
 
 
-@pytest.mark.parametrize("name", RESIDENCY)
-@given(inputs=trees() | trees(groups=2))
-def test_a_plan_equals_giving_up_single_columns_of_the_best_leaf(
-    name: str, inputs: EvictInputs
-) -> None:
+def check_equals_giving_up_single_columns(name: str, inputs: EvictInputs) -> None:
+    """In a tree a plan is the same as giving up single columns of the best leaf."""
     expected = leaf_columns_one_by_one(name, inputs)
     choice = evaluate(name, inputs).choice
     assert list(choice.victims) == (expected or [])
     assert any(choice.shortfall) == (expected is None)
 
 
-@pytest.mark.parametrize("name", RESIDENCY)
-@given(inputs=trees())
-def test_in_a_tree_every_page_that_is_cut_has_one_holder_left(
-    name: str, inputs: EvictInputs
-) -> None:
+def check_every_cut_page_has_one_holder(name: str, inputs: EvictInputs) -> None:
+    """In a tree a page is cut only when the entry that owns it holds it alone."""
     model = PageModel(inputs)
     for number, columns in evaluate(name, inputs).choice.victims:
         own = model.runs_of[number][0]
@@ -239,11 +233,8 @@ def most_that_can_go(name: str, inputs: EvictInputs) -> tuple[int, ...]:
         gone |= now
 
 
-@pytest.mark.parametrize("name", RESIDENCY)
-@given(inputs=trees() | shared_runs())
-def test_a_plan_frees_what_it_says_and_no_page_that_another_holds(
-    name: str, inputs: EvictInputs
-) -> None:
+def check_frees_what_it_says(name: str, inputs: EvictInputs) -> None:
+    """A plan frees what it says, as seen page by page, or nothing when all is too little."""
     answer = evaluate(name, inputs)
     choice = answer.choice
     model = PageModel(inputs)
@@ -266,9 +257,7 @@ def test_a_plan_frees_what_it_says_and_no_page_that_another_holds(
         assert answer.reason == EvictReason.REACHED
 
 
-@pytest.mark.parametrize("name", RESIDENCY)
-@given(inputs=trees() | shared_runs())
-def test_no_victim_of_a_plan_is_superfluous(name: str, inputs: EvictInputs) -> None:
+def check_no_victim_is_superfluous(name: str, inputs: EvictInputs) -> None:
     victims = evaluate(name, inputs).choice.victims
     for left_out in victims:
         model = PageModel(inputs)
@@ -278,9 +267,7 @@ def test_no_victim_of_a_plan_is_superfluous(name: str, inputs: EvictInputs) -> N
         assert any(pages < need for pages, need in zip(model.freed(), inputs.need, strict=True))
 
 
-@pytest.mark.parametrize("name", RESIDENCY)
-@given(inputs=trees() | shared_runs())
-def test_every_candidate_has_one_reason_that_is_true(name: str, inputs: EvictInputs) -> None:
+def check_reasons_are_true(name: str, inputs: EvictInputs) -> None:
     answer = evaluate(name, inputs)
     chosen = {number for number, _ in answer.choice.victims}
     rows = zip(inputs.candidates, column(name, answer, "reason"), strict=True)
@@ -295,6 +282,48 @@ def test_every_candidate_has_one_reason_that_is_true(name: str, inputs: EvictInp
             assert holders == listed > 1
         if reason == EvictReason.NOT_DURABLE:
             assert not candidate.durable
+
+
+TREE_CHECKS = (check_equals_giving_up_single_columns, check_every_cut_page_has_one_holder)
+CHECKS = (check_frees_what_it_says, check_no_victim_is_superfluous, check_reasons_are_true)
+
+
+@pytest.mark.parametrize("name", RESIDENCY)
+@settings(max_examples=25)
+@given(tree=trees() | trees(groups=2), store=shared_runs())
+def test_plans_are_right(name: str, tree: EvictInputs, store: EvictInputs) -> None:
+    for check in (*TREE_CHECKS, *CHECKS):
+        check(name, tree)
+    for check in CHECKS:
+        check(name, store)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", RESIDENCY)
+@settings(max_examples=1_000)
+@given(tree=trees() | trees(groups=2), store=shared_runs())
+def test_plans_are_right_in_many_more_cases(
+    name: str, tree: EvictInputs, store: EvictInputs
+) -> None:
+    for check in (*TREE_CHECKS, *CHECKS):
+        check(name, tree)
+    for check in CHECKS:
+        check(name, store)
+
+
+@pytest.mark.parametrize("name", RESIDENCY)
+@settings(max_examples=25)
+@given(inputs=trees() | shared_runs(), draw=st.data())
+def test_the_order_in_which_inputs_are_gathered_does_not_matter(
+    name: str, inputs: EvictInputs, draw: st.DataObject
+) -> None:
+    places = draw.draw(st.permutations(range(len(inputs.runs))))
+    runs = [inputs.runs[places.index(place)] for place in range(len(places))]
+    candidates = [
+        msgspec.structs.replace(c, runs=tuple(places[run] for run in c.runs))
+        for c in draw.draw(st.permutations(inputs.candidates))
+    ]
+    assert evaluate(name, evict_inputs(inputs.need, runs, candidates)) == evaluate(name, inputs)
 
 
 @given(
