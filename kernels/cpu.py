@@ -10,7 +10,6 @@ from __future__ import annotations
 import weakref
 from collections.abc import Sequence
 from ctypes import byref
-from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -26,11 +25,18 @@ from .abi import (
     Storage,
     check_page_tokens,
 )
+from .checks import (
+    check_attention,
+    check_indices,
+    check_layer,
+    check_range,
+    check_rows,
+    check_weight,
+    contiguous,
+)
 from .device import Activation, AttentionSpec, PackedLinear, PagePool
 from .native_core import address
 from .plan import Cut
-
-Item = TypeVar("Item", bound=np.generic)
 
 PANEL = 16
 LINES_PER_ITEM = 96
@@ -73,14 +79,14 @@ class CpuDevice:
 
     def append(self, pool: PagePool, layer: int, rows: Floats, slots: Int64s) -> None:
         width = pool.spec.heads * pool.spec.width
-        _check_rows("rows", rows, len(slots), width)
+        check_rows("rows", rows, len(slots), width)
         outside = self._core.pt_append(
             self._pool,
             address(rows),
             rows.strides[0] // 4,
             len(slots),
             width,
-            address(_contiguous("slots", slots, np.int64)),
+            address(contiguous("slots", slots, np.int64)),
             pool.pages * pool.page_tokens,
             self._layer(pool, layer),
             pool.spec.storage,
@@ -101,28 +107,8 @@ class CpuDevice:
         out: Floats,
         lse: Floats | None = None,
     ) -> None:
+        check_attention(what, layer, q, keys, values, batch, out, lse)
         heads, width = values.spec.heads, values.spec.width
-        if not 1 <= len(keys) <= native_core.KEY_SLABS_MAX:
-            raise KernelInputError(f"attention reads one or two key slabs, not {len(keys)}")
-        for pool in (*keys, values):
-            same = (pool.spec.heads, pool.spec.storage, pool.page_tokens) == (
-                heads,
-                values.spec.storage,
-                batch.page_tokens,
-            )
-            if not same:
-                raise KernelInputError(
-                    f"slab {pool.spec.name!r} has other heads, storage or page size than "
-                    f"{values.spec.name!r} and the batch"
-                )
-        if what.q_heads % heads:
-            raise KernelInputError(f"{what.q_heads} query heads do not group over {heads} KV heads")
-        _check_rows("q", q, batch.rows, what.q_heads * sum(pool.spec.width for pool in keys))
-        _check_rows("out", out, batch.rows, what.q_heads * width)
-        if lse is not None:
-            _check_rows("lse", lse, batch.rows, what.q_heads)
-            if not lse.flags.c_contiguous:
-                raise KernelInputError("lse must be contiguous")
         padded = -(-width // PANEL) * PANEL
         need = batch.partial_slots * what.q_heads * (padded + 2)
         if need > self._partial.size:
@@ -163,15 +149,14 @@ class CpuDevice:
     def page_copy(self, pool: PagePool, source: int, target: int) -> None:
         if not (0 <= source < pool.pages and 0 <= target < pool.pages):
             raise KernelInputError(f"pages {source} and {target} must lie in [0, {pool.pages})")
-        self._core.pt_page_copy(self._pool, *self._extent(pool), source, target)
+        self._core.pt_page_copy(*self._extent(pool), source, target)
 
     def gather(
         self, pool: PagePool, page_ids: Int32s, start: int, end: int
     ) -> npt.NDArray[np.uint8]:
-        ids = _check_range(pool, page_ids, start, end)
+        ids = check_range(pool, page_ids, start, end)
         packed = np.empty(pool.spec.layers * (end - start) * pool.spec.row_bytes, np.uint8)
         self._core.pt_gather(
-            self._pool,
             *self._extent(pool),
             pool.spec.row_bytes,
             pool.page_tokens,
@@ -185,7 +170,7 @@ class CpuDevice:
     def scatter(
         self, pool: PagePool, page_ids: Int32s, start: int, end: int, packed: npt.NDArray[np.uint8]
     ) -> None:
-        ids = _check_range(pool, page_ids, start, end)
+        ids = check_range(pool, page_ids, start, end)
         need = pool.spec.layers * (end - start) * pool.spec.row_bytes
         if packed.dtype != np.uint8 or packed.shape != (need,) or not packed.flags.c_contiguous:
             raise KernelInputError(
@@ -193,7 +178,6 @@ class CpuDevice:
                 f"not {packed.shape} of {packed.dtype}"
             )
         self._core.pt_scatter(
-            self._pool,
             *self._extent(pool),
             pool.spec.row_bytes,
             pool.page_tokens,
@@ -204,8 +188,8 @@ class CpuDevice:
         )
 
     def poison(self, pool: PagePool, page_ids: Int32s) -> None:
-        ids = _contiguous("page_ids", page_ids, np.int32)
-        _check_indices("page ids", ids, pool.pages)
+        ids = contiguous("page_ids", page_ids, np.int32)
+        check_indices("page ids", ids, pool.pages)
         pool.array[:, ids] = 0x7FC0 if pool.spec.storage is Storage.BF16 else np.nan
 
     def _extent(self, pool: PagePool) -> tuple[int | None, int, int, int]:
@@ -214,10 +198,7 @@ class CpuDevice:
         return address(array), pool.spec.layers, array.strides[0], array.strides[1]
 
     def _layer(self, pool: PagePool, layer: int) -> int:
-        if not 0 <= layer < pool.spec.layers:
-            raise KernelInputError(
-                f"slab {pool.spec.name!r} has {pool.spec.layers} layers, not layer {layer}"
-            )
+        check_layer(pool, layer)
         return pool.array.ctypes.data + layer * pool.array.strides[0]
 
     def _slab(self, pool: PagePool, layer: int) -> native_core.Slab:
@@ -230,13 +211,8 @@ class CpuDevice:
     # Row math
 
     def pack(self, weight: Floats, storage: Storage, bias: Floats | None = None) -> PackedLinear:
-        if weight.ndim != 2 or weight.dtype != np.float32:
-            raise KernelInputError(
-                f"a linear weight is fp32 [outputs, depth], not {weight.shape} of {weight.dtype}"
-            )
+        check_weight(weight, bias)
         outputs, depth = weight.shape
-        if bias is not None and (bias.shape != (outputs,) or bias.dtype != np.float32):
-            raise KernelInputError(f"a bias is fp32 [{outputs}], not {bias.shape} of {bias.dtype}")
         panels = -(-outputs // PANEL)
         data = np.empty((panels, depth, PANEL), storage.dtype)
         weight = np.ascontiguousarray(weight)
@@ -246,8 +222,8 @@ class CpuDevice:
         )
 
     def linear(self, x: Floats, weight: PackedLinear, out: Floats, add: bool = False) -> None:
-        _check_rows("x", x, len(x), weight.depth)
-        _check_rows("out", out, len(x), weight.outputs)
+        check_rows("x", x, len(x), weight.depth)
+        check_rows("out", out, len(x), weight.outputs)
         self._core.pt_linear(
             self._pool,
             address(x),
@@ -264,8 +240,8 @@ class CpuDevice:
         )
 
     def rows_of(self, weight: PackedLinear, rows: Int32s) -> Floats:
-        rows = _contiguous("rows", rows, np.int32)
-        _check_indices("rows", rows, weight.outputs)
+        rows = contiguous("rows", rows, np.int32)
+        check_indices("rows", rows, weight.outputs)
         out = np.empty((len(rows), weight.depth), np.float32)
         self._core.pt_unpack_rows(
             address(weight.data),
@@ -281,8 +257,8 @@ class CpuDevice:
         self, x: Floats, groups: int, weight: Floats, plus: float, eps: float, out: Floats
     ) -> None:
         width = groups * len(weight)
-        _check_rows("x", x, len(x), width)
-        _check_rows("out", out, len(x), width)
+        check_rows("x", x, len(x), width)
+        check_rows("out", out, len(x), width)
         self._core.pt_rms_norm(
             self._pool,
             address(x),
@@ -290,7 +266,7 @@ class CpuDevice:
             len(x),
             groups,
             len(weight),
-            address(_contiguous("weight", weight, np.float32)),
+            address(contiguous("weight", weight, np.float32)),
             plus,
             eps,
             address(out),
@@ -309,12 +285,12 @@ class CpuDevice:
     ) -> None:
         cosines, sines = tables
         rotary = 2 * cosines.shape[1]
-        _check_rows("x", x, len(positions), heads * head_width)
+        check_rows("x", x, len(positions), heads * head_width)
         if offset + rotary > head_width or rotary > ROTARY_MAX or cosines.shape != sines.shape:
             raise KernelInputError(
                 f"{rotary} rotary values from {offset} on do not fit a head of {head_width}"
             )
-        _check_indices("positions", positions, len(cosines))
+        check_indices("positions", positions, len(cosines))
         self._core.pt_rope(
             self._pool,
             x.ctypes.data + 4 * offset,
@@ -323,7 +299,7 @@ class CpuDevice:
             heads,
             head_width,
             rotary,
-            address(_contiguous("positions", positions, np.int32)),
+            address(contiguous("positions", positions, np.int32)),
             address(cosines),
             address(sines),
             interleaved,
@@ -331,8 +307,8 @@ class CpuDevice:
 
     def gated(self, x: Floats, kind: Activation, out: Floats) -> None:
         width = out.shape[1]
-        _check_rows("x", x, len(out), 2 * width)
-        _check_rows("out", out, len(out), width)
+        check_rows("x", x, len(out), 2 * width)
+        check_rows("out", out, len(out), width)
         self._core.pt_gated(
             self._pool,
             address(x),
@@ -343,45 +319,3 @@ class CpuDevice:
             address(out),
             out.strides[0] // 4,
         )
-
-
-def _check_rows(name: str, array: Floats, rows: int, width: int) -> None:
-    """An fp32 matrix whose rows are contiguous; the rows themselves may lie apart."""
-    if (
-        array.dtype != np.float32
-        or array.shape != (rows, width)
-        or (array.size and array.strides[1] != 4)
-        or array.strides[0] % 4
-    ):
-        raise KernelInputError(
-            f"{name} must be fp32 [{rows}, {width}] with contiguous rows, "
-            f"not {array.shape} of {array.dtype} with strides {array.strides}"
-        )
-
-
-def _check_indices(name: str, indices: npt.NDArray[np.integer], limit: int) -> None:
-    if indices.size and not (int(indices.min()) >= 0 and int(indices.max()) < limit):
-        raise KernelInputError(
-            f"{name} must lie in [0, {limit}), found {indices.min()}..{indices.max()}"
-        )
-
-
-def _contiguous(name: str, array: npt.NDArray[Item], dtype: type[Item]) -> npt.NDArray[Item]:
-    if array.dtype != dtype or array.ndim != 1 or not array.flags.c_contiguous:
-        raise KernelInputError(
-            f"{name} must be a contiguous vector of {np.dtype(dtype)}, "
-            f"not {array.shape} of {array.dtype}"
-        )
-    return array
-
-
-def _check_range(pool: PagePool, page_ids: Int32s, start: int, end: int) -> Int32s:
-    ids = np.ascontiguousarray(page_ids, np.int32)
-    if not 0 <= start <= end or -(-end // pool.page_tokens) > len(ids):
-        raise KernelInputError(
-            f"rows [{start}, {end}) need {-(-end // pool.page_tokens)} pages of "
-            f"{pool.page_tokens} tokens, the table has {len(ids)}"
-        )
-    used = ids[start // pool.page_tokens : -(-end // pool.page_tokens)]
-    _check_indices("page ids", used, pool.pages)
-    return ids

@@ -153,3 +153,7 @@ class RowMath(Protocol):
     def gated(self, x: Floats, kind: Activation, out: Floats) -> None:
         """``out[M, n] = kind(x[:, :n]) * x[:, n:]``."""
         ...
+
+
+class StepDevice(Device, RowMath, Protocol):
+    """A device that holds pages and does the row math of a step."""

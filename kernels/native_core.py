@@ -14,6 +14,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from .checks import KEY_SLABS_MAX
+
 
 class Slab(Structure):
     """One layer of a pool, in elements; see native/attention.cpp."""
@@ -36,7 +38,7 @@ class Attention(Structure):
         ("rows", c_int64),
         ("q_heads", c_int64),
         ("kv_heads", c_int64),
-        ("keys", Slab * 2),
+        ("keys", Slab * KEY_SLABS_MAX),
         ("values", Slab),
         ("key_slabs", c_int64),
         ("storage", c_int64),
@@ -57,8 +59,6 @@ class Attention(Structure):
         ("scale", c_float),
     )
 
-
-KEY_SLABS_MAX = 2
 
 _2_POINTERS = (c_void_p,) * 2
 _3_INTS = (c_int64,) * 3
@@ -89,15 +89,9 @@ _SIGNATURES: dict[str, tuple[object, tuple[object, ...]]] = {
         c_int32,
         (c_void_p, c_void_p, c_int64, c_int64, c_int64, c_void_p, c_int64, c_void_p, c_int32),
     ),
-    "pt_page_copy": (None, (*_2_POINTERS, *_5_INTS)),
-    "pt_gather": (
-        None,
-        (*_2_POINTERS, *_5_INTS, c_void_p, c_int64, c_int64, c_void_p),
-    ),
-    "pt_scatter": (
-        None,
-        (*_2_POINTERS, *_5_INTS, c_void_p, c_int64, c_int64, c_void_p),
-    ),
+    "pt_page_copy": (None, (c_void_p, *_5_INTS)),
+    "pt_gather": (None, (c_void_p, *_5_INTS, c_void_p, c_int64, c_int64, c_void_p)),
+    "pt_scatter": (None, (c_void_p, *_5_INTS, c_void_p, c_int64, c_int64, c_void_p)),
 }
 
 

@@ -37,21 +37,22 @@ int32_t append(Pool* pool, const float* rows, int64_t ldr, int64_t count, int64_
     return outside.load();
 }
 
-// Calls body(pool bytes, packed bytes, length) for every run of rows inside one page.
+// Calls body(pool bytes, packed offset, length) for every run of rows inside one page.
 template <class Body>
-void each_run(char* base, int64_t layer_bytes, int64_t page_bytes, int64_t row_bytes,
-              int64_t page_tokens, const int32_t* pages, int64_t start, int64_t end, int64_t layer,
-              Body body) {
-    char* from = base + layer * layer_bytes;
-    int64_t packed = layer * (end - start) * row_bytes;
-    for (int64_t row = start; row < end;) {
-        const int64_t offset = row % page_tokens;
-        const int64_t n = std::min(page_tokens - offset, end - row);
-        body(from + int64_t(pages[row / page_tokens]) * page_bytes + offset * row_bytes, packed,
-             n * row_bytes);
-        packed += n * row_bytes;
-        row += n;
-    }
+void each_run(char* base, int64_t layers, int64_t layer_bytes, int64_t page_bytes,
+              int64_t row_bytes, int64_t page_tokens, const int32_t* pages, int64_t start,
+              int64_t end, Body body) {
+    int64_t packed = 0;
+    for (int64_t layer = 0; layer < layers; layer++)
+        for (int64_t row = start; row < end;) {
+            const int64_t offset = row % page_tokens;
+            const int64_t n = std::min(page_tokens - offset, end - row);
+            body(base + layer * layer_bytes + int64_t(pages[row / page_tokens]) * page_bytes +
+                     offset * row_bytes,
+                 packed, n * row_bytes);
+            packed += n * row_bytes;
+            row += n;
+        }
 }
 
 }  // namespace
@@ -73,34 +74,32 @@ int32_t pt_append(void* pool, const float* rows, int64_t ldr, int64_t count, int
     return append<BF16>(p, rows, ldr, count, width, slots, slots_max, half);
 }
 
-void pt_page_copy(void* pool, void* base, int64_t layers, int64_t layer_bytes, int64_t page_bytes,
+// The copies below use no pool of threads, so they may run beside a step, in any thread.
+
+void pt_page_copy(void* base, int64_t layers, int64_t layer_bytes, int64_t page_bytes,
                   int64_t source, int64_t target) {
-    static_cast<Pool*>(pool)->run(layers, [&](int64_t layer, int) {
+    for (int64_t layer = 0; layer < layers; layer++) {
         char* at = static_cast<char*>(base) + layer * layer_bytes;
         std::memcpy(at + target * page_bytes, at + source * page_bytes, size_t(page_bytes));
-    });
+    }
 }
 
 // Rows [start, end) of a page table, layer by layer, into packed bytes.
-void pt_gather(void* pool, void* base, int64_t layers, int64_t layer_bytes, int64_t page_bytes,
+void pt_gather(void* base, int64_t layers, int64_t layer_bytes, int64_t page_bytes,
                int64_t row_bytes, int64_t page_tokens, const int32_t* pages, int64_t start,
                int64_t end, void* packed) {
-    static_cast<Pool*>(pool)->run(layers, [&](int64_t layer, int) {
-        each_run(static_cast<char*>(base), layer_bytes, page_bytes, row_bytes, page_tokens, pages,
-                 start, end, layer, [&](char* at, int64_t offset, int64_t n) {
-                     std::memcpy(static_cast<char*>(packed) + offset, at, size_t(n));
-                 });
-    });
+    each_run(static_cast<char*>(base), layers, layer_bytes, page_bytes, row_bytes, page_tokens,
+             pages, start, end, [&](char* at, int64_t offset, int64_t n) {
+                 std::memcpy(static_cast<char*>(packed) + offset, at, size_t(n));
+             });
 }
 
-void pt_scatter(void* pool, void* base, int64_t layers, int64_t layer_bytes, int64_t page_bytes,
+void pt_scatter(void* base, int64_t layers, int64_t layer_bytes, int64_t page_bytes,
                 int64_t row_bytes, int64_t page_tokens, const int32_t* pages, int64_t start,
                 int64_t end, const void* packed) {
-    static_cast<Pool*>(pool)->run(layers, [&](int64_t layer, int) {
-        each_run(static_cast<char*>(base), layer_bytes, page_bytes, row_bytes, page_tokens, pages,
-                 start, end, layer, [&](char* at, int64_t offset, int64_t n) {
-                     std::memcpy(at, static_cast<const char*>(packed) + offset, size_t(n));
-                 });
-    });
+    each_run(static_cast<char*>(base), layers, layer_bytes, page_bytes, row_bytes, page_tokens,
+             pages, start, end, [&](char* at, int64_t offset, int64_t n) {
+                 std::memcpy(at, static_cast<const char*>(packed) + offset, size_t(n));
+             });
 }
 }

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from pagetrail.kernels.abi import Floats, Int32s, RaggedBatch
-from pagetrail.kernels.device import PagePool
+from pagetrail.kernels.device import PagePool, StepDevice
 
 from .descriptor import GqaSpec, MlaSpec, ModelDescriptor, MoeSpec
-from .layers import Step, StepDevice, Workspace, dense_mlp, gqa, mla, moe_mlp
+from .layers import Step, Workspace, dense_mlp, gqa, mla, moe_mlp
 from .model_weights import GqaWeights, LayerWeights, MlaWeights, ModelWeights, MoeWeights
 from .rope import rope_tables
 

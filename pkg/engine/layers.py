@@ -8,19 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 
 from pagetrail.kernels.abi import Floats, Int32s, RaggedBatch
-from pagetrail.kernels.device import Activation, AttentionSpec, Device, PagePool, RowMath
+from pagetrail.kernels.device import Activation, AttentionSpec, PagePool, StepDevice
 
 from .descriptor import GqaSpec, MlaSpec, MoeSpec, Scoring
 from .model_weights import DenseWeights, GqaWeights, MlaWeights, MoeWeights
-
-
-class StepDevice(Device, RowMath, Protocol):
-    """A device that holds pages and does the row math of a step."""
 
 
 class Workspace:

@@ -19,14 +19,14 @@ import numpy as np
 from pagetrail.catalog import identity
 from pagetrail.catalog.errors import BadInputError
 from pagetrail.kernels.abi import Floats, Int32s, Storage
-from pagetrail.kernels.cpu import CpuDevice
+from pagetrail.kernels.cpu_open import open_cpu
+from pagetrail.kernels.device import StepDevice
 from pagetrail.kernels.plan import Cut, SequenceRows, plan
 
 from .arena import Arena
 from .decoder import Batch, Decoder
 from .descriptor import MlaSpec, ModelDescriptor, PageGroup
 from .families import describe
-from .layers import StepDevice
 from .model_weights import load_weights
 from .tokenizer import ModelTokenizer
 from .weights import open_model
@@ -83,8 +83,10 @@ class EngineModel:
         compatibility: identity.Compatibility,
         groups: tuple[PageGroup, ...],
         context: int,
+        notice: str | None,
     ) -> None:
         self.name = name
+        self.notice = notice  # for the operator, when the device is not the fast one
         self.descriptor = descriptor
         self.tokenizer = tokenizer
         self.groups = groups
@@ -204,7 +206,7 @@ def load(name_or_path: str, options: EngineOptions) -> EngineModel:
             f"context must lie in [1, {descriptor.context}] for this model, not {context}"
         )
     groups = descriptor.groups(options.kv_storage)
-    device = CpuDevice(options.threads)
+    device, notice = open_cpu(options.threads)
     arena = Arena(device, groups, options.pages, options.page_tokens)
     weights = load_weights(checkpoint, descriptor, device, options.weight_storage)
     decoder = Decoder(device, descriptor, weights, [g.layers for g in groups], context)
@@ -222,6 +224,7 @@ def load(name_or_path: str, options: EngineOptions) -> EngineModel:
         compatibility,
         groups,
         context,
+        notice,
     )
 
 

@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from pagetrail.kernels.abi import RaggedBatch, SlabSpec, Storage
-from pagetrail.kernels.cpu import CpuDevice
-from pagetrail.kernels.device import AttentionSpec, PagePool
+from pagetrail.kernels.device import AttentionSpec, PagePool, StepDevice
 from pagetrail.kernels.oracle import Doubles, as_float64
 from pagetrail.kernels.oracle import attention as attention_oracle
 from pagetrail.kernels.plan import Cut, SequenceRows, plan
@@ -41,11 +40,13 @@ class Built:
     """A case with its pools filled: every row of every sequence appended, the rest is NaN."""
 
     case: Case
-    device: CpuDevice
+    device: StepDevice
     keys: PagePool
     values: PagePool
     batch: RaggedBatch
     q: np.ndarray
+    # Answers by case, which all devices share: the pools of a case hold the same rows on each.
+    known: dict[Case, tuple[Doubles, Doubles]] | None = None
 
     def run(self, batch: RaggedBatch | None = None) -> tuple[np.ndarray, np.ndarray]:
         batch = batch or self.batch
@@ -67,6 +68,15 @@ class Built:
 
     def oracle(self) -> tuple[Doubles, Doubles]:
         case = self.case
+        if self.known is not None and case in self.known:
+            return self.known[case]
+        answer = self._oracle()
+        if self.known is not None:
+            self.known[case] = answer
+        return answer
+
+    def _oracle(self) -> tuple[Doubles, Doubles]:
+        case = self.case
         return attention_oracle(
             self.q.reshape(self.batch.rows, case.q_heads, case.width).astype(np.float64),
             as_float64(self.keys.array[0], case.storage),
@@ -76,7 +86,7 @@ class Built:
         )
 
 
-def build(case: Case, device: CpuDevice) -> Built:
+def build(case: Case, device: StepDevice) -> Built:
     """Rows are a function of (seed, sequence, position) alone, so cases can be compared."""
     ps = case.page_tokens
     counts = [-(-tokens // ps) for _, tokens in case.lengths]

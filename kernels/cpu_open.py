@@ -1,0 +1,27 @@
+"""Which CPU device this machine gets: the native core, or the torch path with a notice."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from .cpu import CpuDevice
+from .device import StepDevice
+from .native_build import NativeBuildError
+
+
+class OpenedCpu(NamedTuple):
+    """A device, and what the operator should know when it is not the one they would want."""
+
+    device: StepDevice
+    notice: str | None
+
+
+def open_cpu(threads: int) -> OpenedCpu:
+    """The native core with ``threads`` threads; where it cannot be built, torch on one thread."""
+    try:
+        return OpenedCpu(CpuDevice(threads), None)
+    except NativeBuildError as error:
+        from .cpu_torch import TorchCpuDevice  # torch takes a second to import; only when needed
+
+        notice = f"the native core is not available, the slower torch path serves: {error}"
+        return OpenedCpu(TorchCpuDevice(), notice)
