@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
-from pagetrail.catalog.errors import BadInputError
+from pagetrail.catalog.errors import BadInputError, PagetrailError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -118,7 +118,7 @@ def trace(
     directory = log or Path(tempfile.mkdtemp(prefix="pagetrail-sim-"))
     try:
         report = run_trace(islice(arrivals, requests), directory, settings)
-    except BadInputError:
+    except PagetrailError:
         if log is None and not any(directory.iterdir()):
             directory.rmdir()
         raise

@@ -29,23 +29,26 @@ def write_documents(directory: Path) -> list[str]:
 
     Raises BadInputError when the directory is not there.
     """
-    changed = stale_documents(directory)
-    texts = documents()
-    for name in changed:
-        (directory / name).write_text(texts[name], encoding="utf-8")
-    return changed
+    changed = _differing(directory)
+    for name, text in changed.items():
+        (directory / name).write_text(text, encoding="utf-8")
+    return list(changed)
 
 
 def stale_documents(directory: Path) -> list[str]:
     """Names of documents that the directory lacks or holds in another form."""
+    return list(_differing(directory))
+
+
+def _differing(directory: Path) -> dict[str, str]:
     if not directory.is_dir():
         raise BadInputError(
             f"{directory} is no directory; expected the project's docs directory; run in the "
             "project's root or pass --directory"
         )
-    return [
-        name
+    return {
+        name: text
         for name, text in documents().items()
         if not (directory / name).is_file()
         or (directory / name).read_text(encoding="utf-8") != text
-    ]
+    }

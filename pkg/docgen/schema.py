@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import ast
 import inspect as inspect_source
-import textwrap
+import sys
 from collections.abc import Iterable
 from enum import IntEnum
+from functools import cache
 from types import ModuleType
 from typing import Any
 
@@ -114,16 +115,24 @@ def description(described: inspect.Type) -> str:
 
 def _field_comments(struct: type[msgspec.Struct]) -> dict[str, str]:
     """Field name -> the comment that ends its line in the struct's source."""
-    source = textwrap.dedent(inspect_source.getsource(struct))
+    return _comments_of_classes(sys.modules[struct.__module__])[struct.__qualname__]
+
+
+@cache  # a module's source is read and parsed once for all its structs
+def _comments_of_classes(module: ModuleType) -> dict[str, dict[str, str]]:
+    source = inspect_source.getsource(module)
     lines = source.splitlines()
-    comments = {}
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-            end = node.end_col_offset or 0
-            _, mark, comment = lines[(node.end_lineno or 0) - 1][end:].partition("# ")
-            if mark:
-                comments[node.target.id] = comment.strip()
-    return comments
+    classes: dict[str, dict[str, str]] = {}
+    for node in ast.parse(source).body:
+        if isinstance(node, ast.ClassDef):
+            comments = classes[node.name] = {}
+            for field in node.body:
+                if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
+                    end_line, end = field.end_lineno or 0, field.end_col_offset or 0
+                    _, mark, comment = lines[end_line - 1][end:].partition("# ")
+                    if mark:
+                        comments[field.target.id] = comment.strip()
+    return classes
 
 
 def _structs_inside(described: Any) -> Iterable[type[msgspec.Struct]]:

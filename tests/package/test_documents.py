@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import msgspec
+import pytest
 
 from pagetrail.catalog.envelope import Fact
 from pagetrail.catalog.facts import KINDS
@@ -16,20 +17,27 @@ from pagetrail.docgen.documents import documents, stale_documents
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 
 
+@pytest.fixture(scope="module")
+def texts() -> dict[str, str]:
+    return documents()
+
+
 def test_the_committed_documents_are_what_the_code_generates() -> None:
     assert stale_documents(DOCS) == [], "run `pagetrail docs generate`"
 
 
-def test_config_md_names_every_setting_with_its_variable_and_bounds() -> None:
-    text = documents()["config.md"]
+def test_config_md_names_every_setting_with_its_variable_and_bounds(texts: dict[str, str]) -> None:
+    text = texts["config.md"]
     for field in all_fields():
         (row,) = (line for line in text.splitlines() if f"`{field.variable}`" in line)
         assert row.startswith(f"| `{field.key}` |")
         assert field.expected in row
 
 
-def test_facts_md_names_every_kind_every_field_and_the_whole_envelope() -> None:
-    lines = documents()["facts.md"].splitlines()
+def test_facts_md_names_every_kind_every_field_and_the_envelope(
+    texts: dict[str, str],
+) -> None:
+    lines = texts["facts.md"].splitlines()
     for kind in KINDS.values():
         (row,) = (line for line in lines if line.startswith(f"| {int(kind.id)} | `{kind.name}` |"))
         assert row.endswith(f"| {'yes' if kind.policy_visible else 'no'} |")
@@ -39,13 +47,13 @@ def test_facts_md_names_every_kind_every_field_and_the_whole_envelope() -> None:
         assert any(line.startswith(f"| `{name}` | ") for line in lines)
 
 
-def test_no_field_of_a_fact_is_left_without_a_meaning() -> None:
-    text = documents()["facts.md"]
+def test_no_field_of_a_fact_is_left_without_a_meaning(texts: dict[str, str]) -> None:
+    text = texts["facts.md"]
     assert [line for line in text.splitlines() if line.endswith("|  |")] == []
 
 
-def test_decisions_md_has_every_evaluator_with_every_term_and_weight() -> None:
-    text = documents()["decisions.md"]
+def test_decisions_md_has_every_evaluator_with_every_term_and_weight(texts: dict[str, str]) -> None:
+    text = texts["decisions.md"]
     for name, evaluator in EVALUATORS.items():
         _, heading, section = text.partition(f"\n### {name}\n")
         assert heading
@@ -56,8 +64,8 @@ def test_decisions_md_has_every_evaluator_with_every_term_and_weight() -> None:
             assert f"| `{weight}` |" in section
 
 
-def test_commands_md_has_every_command_of_the_page_owner() -> None:
-    text = documents()["commands.md"]
+def test_commands_md_has_every_command_of_the_page_owner(texts: dict[str, str]) -> None:
+    text = texts["commands.md"]
     names = {kind.struct: kind.name for kind in KINDS.values()}
     for struct in OPERATIONS:
         _, heading, section = text.partition(f"\n### {names[struct]}\n")
