@@ -241,24 +241,41 @@ class WorkerView:
             default=recompute_ns,
         )
         rows = self.reserved_rows(queued)
+        need, copies = self._need(queued)
         return AdmitInputs(
             prompt_tokens=queued.prompt_tokens,
             max_new_tokens=queued.max_new_tokens,
             context_tokens=start.context_tokens,
             compatible=True,
-            need=owner.need(rows, start.step_rows),
+            need=need,
             adopted=owner.adoption_pages(recorded.node, recorded.columns, rows, start.step_rows),
-            copy_on_write=(0,) * len(start.pools),
+            copy_on_write=copies,
             available=owner.available(),
             reclaimable=owner.reclaimable_after_adopting(recorded.node, recorded.columns),
             total=owner.total(),
-            running=len(self.running),
+            running=len(self.running) + queued.samples - 1,
             lanes=start.lanes,
             waiting_ahead=ahead,
             bypassed=self.waiting[self._queue[0][-1]].bypassed if ahead else 0,
             restore_ns=restore_ns,
             recompute_ns=recompute_ns,
         )
+
+    def _need(self, queued: RequestQueued) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Pages per group that a request's streams may ever take, and the copies among them."""
+        need = self.owner.need(self.reserved_rows(queued), self.start.step_rows)
+        extra = self.fork_pages(queued)
+        forks = queued.samples - 1
+        # The source copies the shared partial tail too when a fork still holds it.
+        copies = 1 if forks and (queued.prompt_tokens - 1) % self.start.page_tokens else 0
+        total = tuple(own + forks * fork + copies for own, fork in zip(need, extra, strict=True))
+        return total, (copies * queued.samples,) * len(need)
+
+    def fork_pages(self, queued: RequestQueued) -> tuple[int, ...]:
+        """Pages per group that one fork takes at most: all but the shared whole pages."""
+        need = self.owner.need(self.reserved_rows(queued), self.start.step_rows)
+        shared = (queued.prompt_tokens - 1) // self.start.page_tokens
+        return tuple(count - min(count, shared) for count in need)
 
     def evict_inputs(self, recorded: EvictRecorded) -> EvictInputs:
         """The complete inputs of an eviction: the oldest kept nodes, enough for the need.

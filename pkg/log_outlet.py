@@ -11,13 +11,9 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-import msgspec
-
 from pagetrail.catalog.envelope import Transaction
 from pagetrail.catalog.errors import InvariantError, PagetrailError
-from pagetrail.catalog.facts import KindId
 from pagetrail.catalog.index import LiveIndex
-from pagetrail.catalog.kinds.system import Refused
 from pagetrail.controlplane.cluster.traceworld import Shown
 from pagetrail.controlplane.log.client import Draft, FactClient
 from pagetrail.controlplane.log.errors import LogTimeoutError
@@ -25,12 +21,11 @@ from pagetrail.controlplane.log.frames import Frame
 from pagetrail.controlplane.log.limits import LogLimits
 from pagetrail.controlplane.log.stream import LogStream
 from pagetrail.controlplane.log.writer import WriterProcess, start_writer_process
+from pagetrail.log_follow import shown_of
 
 SETTLE_TIMEOUT_S = 120.0
 PATIENCE_S = 2.0
 WRITER_RESTARTS_MAX = 100
-
-_REFUSED = msgspec.msgpack.Decoder(Refused)
 
 
 class LogOutlet:
@@ -166,17 +161,5 @@ class LogOutlet:
 
     def _show(self, frame: Frame, shown: dict[str, list[Shown]]) -> None:
         self.index.apply(frame.facts())
-        for run in frame.runs():
-            client = self._clients.get(run.client)
-            if client is None or client.client_epoch != run.client_epoch:
-                continue
-            mine = shown[run.client]
-            for transaction in run.transactions:
-                refused = transaction.facts[0].kind == KindId.REFUSED
-                if refused or transaction.compare_and_set or _copies(transaction):
-                    actual = _REFUSED.decode(transaction.facts[0].body).actual if refused else None
-                    mine.append(Shown(transaction.client_seq, refused, actual))
-
-
-def _copies(transaction: Transaction) -> bool:
-    return transaction.facts[0].kind == KindId.COPY
+        for name, client in self._clients.items():
+            shown[name] += shown_of(frame, name, client.client_epoch)

@@ -118,6 +118,7 @@ class RequestQueued(msgspec.Struct, frozen=True, array_like=True):
     max_new_tokens: Annotated[int, Meta(description="most tokens to generate, after clamping")]
     prompt_digest: Annotated[Digest, Meta(description="chain digest of the whole prompt")]
     root: Annotated[Digest, Meta(description="root of its prefix chain: the tenant's, or zeros")]
+    samples: Annotated[int, Meta(description="continuations of the one prompt, by fork")] = 1
 
 
 class RequestDropped(msgspec.Struct, frozen=True, array_like=True):
@@ -206,10 +207,15 @@ class StreamFinished(msgspec.Struct, frozen=True, array_like=True):
 
 
 class NodeDurable(msgspec.Struct, frozen=True, array_like=True):
-    """An acknowledged publication covers the path to this node's first columns."""
+    """The path to this node's first columns may be lost without losing what was to be stored.
+
+    ``stored``: an acknowledged publication covers it. Else a checkpoint was decided against, or
+    its store failed, and the loss is accepted.
+    """
 
     node: NodeNumber
-    columns: Annotated[int, Meta(description="durable columns of the path from the root")]
+    columns: Annotated[int, Meta(description="columns of the path from the root")]
+    stored: Annotated[bool, Meta(description="a publication covers it")] = True
 
 
 class StreamPreempted(msgspec.Struct, frozen=True, array_like=True):

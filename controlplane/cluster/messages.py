@@ -40,6 +40,7 @@ class Incoming:
     deadline_us: int
     prompt: Prompt
     max_new_tokens: int
+    samples: int = 1
 
 
 # ---------------------------------------------------------------- router -> worker
@@ -153,6 +154,15 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True)
+class Forked:
+    """A stream of the same attempt that shares the source's pages and continues on its own."""
+
+    stream: int
+    source: int
+    sample: int  # from 1; the source is sample 0
+
+
+@dataclass(frozen=True, slots=True)
 class Capture:
     """Read whole chunks of a finished prompt from its pages and store them."""
 
@@ -167,4 +177,4 @@ class Stop:
     stream: int
 
 
-WorkerEffect = Answered | Ended | Restore | Run | Capture | Stop
+WorkerEffect = Answered | Ended | Restore | Run | Forked | Capture | Stop

@@ -239,7 +239,9 @@ class ModelFreeWorker:
 
     def _stored(self, prefix: bytes) -> Stored:
         # The bytes of a chunk are a function of its prefix; here the digest stands for them.
-        return Stored(content_id(prefix), self.machine.start.chunk_bytes, prefix.hex())
+        start = self.machine.start
+        copies = tuple((tier, prefix.hex()) for tier in start.checkpoint_tiers)
+        return Stored(content_id(prefix), start.chunk_bytes, copies)
 
     def _publisher_state(self) -> PublisherState:
         return PublisherState(

@@ -23,11 +23,11 @@ from .worker import WorkerMachine
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """One part of a chunk as a tier's receipt describes it."""
+    """One part of a chunk as the tiers' receipts describe it."""
 
     content_id: bytes
     size_bytes: int
-    location: str
+    copies: tuple[tuple[int, str], ...]  # (Tier, location) of each receipt
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,10 @@ class Publisher:
         return len(self._pending)
 
     def publish(self, tenant: str, prompt: Prompt, chunk: int, stored: Stored) -> None:
-        """Publish one stored chunk of a prompt."""
+        """Publish one stored chunk of a prompt. Without any receipt nothing is published."""
+        if not stored.copies:
+            self.machine.give_up_storing(prompt)
+            return
         start = self.machine.start
         prefix = prompt.chunks[chunk]
         parent = prompt.chunks[chunk - 1] if chunk else prompt.root
@@ -119,7 +122,7 @@ class Publisher:
                 worker="" if tier == Tier.OBJECT else worker,
                 tier=tier,
                 state=CopyState.READY,
-                location=stored.location,
+                location=location,
             )
-            for tier in self.machine.start.checkpoint_tiers
+            for tier, location in stored.copies
         ]

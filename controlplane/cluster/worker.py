@@ -30,7 +30,7 @@ performs any effect.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 
 from pagetrail.catalog.envelope import Cause
@@ -51,6 +51,7 @@ from pagetrail.catalog.kinds.worker import (
     PromptKept,
     RequestDropped,
     RequestQueued,
+    RouteForked,
     RowsAdvanced,
     RowsRestored,
     StreamFinished,
@@ -78,7 +79,18 @@ from ..view import (
     WorkerView,
 )
 from .deciding import Decider
-from .messages import Answered, Capture, Ended, Offer, Prompt, Restore, Run, Stop, WorkerEffect
+from .messages import (
+    Answered,
+    Capture,
+    Ended,
+    Forked,
+    Offer,
+    Prompt,
+    Restore,
+    Run,
+    Stop,
+    WorkerEffect,
+)
 
 QUEUE_MAX = 65_536
 ADMIT_SCAN_MAX = 64
@@ -111,6 +123,7 @@ class _Live:
     restoring: Cause | None = None
     checkpointing: Cause | None = None
     finish: FinishReason = FinishReason.STOP
+    sample: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +144,7 @@ class WorkerMachine:
     evicted_columns: int = 0
     prefix: PrefixIndex = field(init=False)
     _live: dict[int, _Live] = field(default_factory=dict)
-    _streams: dict[tuple[int, int], int] = field(default_factory=dict)
+    _streams: dict[tuple[int, int], list[int]] = field(default_factory=dict)
     _advanced: dict[int, int] = field(default_factory=dict)
     _next_stream: int = 1
     _observation: int = 0
@@ -161,7 +174,7 @@ class WorkerMachine:
 
     def stream_of(self, number: int, attempt: int) -> int:
         """The stream of an attempt that has not ended."""
-        return self._streams[(number, attempt)]
+        return self._streams[(number, attempt)][0]
 
     def resident_at_start(self, stream: int) -> int:
         """Prompt rows that were on the device when the stream was admitted."""
@@ -221,6 +234,7 @@ class WorkerMachine:
                     max_new_tokens=incoming.max_new_tokens,
                     prompt_digest=incoming.prompt.digest,
                     root=incoming.prompt.root,
+                    samples=incoming.samples,
                 )
             ]
         )
@@ -233,22 +247,21 @@ class WorkerMachine:
             StreamState.WAITING,
             now_us,
         )
-        self._streams[key] = stream
+        self._streams[key] = [stream]
         return [Answered(offer.number, offer.attempt, Answer.ACCEPTED)]
 
     def cancelled(self, number: int, attempt: int) -> list[WorkerEffect]:
         """An attempt is given up; capacity returns when the device has let go of it."""
-        stream = self._streams.get((number, attempt))
-        if stream is None:
-            return []
-        live = self._live[stream]
-        if live.state is StreamState.WAITING:
-            self.decider.write([RequestDropped(stream, DropReason.CANCELLED)])
-            return [self._forget(live, FinishReason.CANCELLED)]
-        if live.state in (StreamState.CLOSING, StreamState.STOPPING):
-            return []
-        live.state = StreamState.STOPPING
-        return [Stop(stream)]
+        effects: list[WorkerEffect] = []
+        for stream in list(self._streams.get((number, attempt), ())):
+            live = self._live[stream]
+            if live.state is StreamState.WAITING:
+                self.decider.write([RequestDropped(stream, DropReason.CANCELLED)])
+                effects += self._forget(live, FinishReason.CANCELLED)
+            elif live.state not in (StreamState.CLOSING, StreamState.STOPPING):
+                live.state = StreamState.STOPPING
+                effects.append(Stop(stream))
+        return effects
 
     # ---- admission
 
@@ -270,14 +283,14 @@ class WorkerMachine:
         """
         if self.view.running:
             return []
-        ended = []
+        ended: list[Ended] = []
         for stream in self.view.queue(QUEUE_MAX):
             live = self._live[stream]
             self.decider.write(
                 [RequestDropped(stream, DropReason.REFUSED)],
                 causes=[live.admitted] if live.admitted is not None else [],
             )
-            ended.append(self._forget(live, FinishReason.ERROR))
+            ended += self._forget(live, FinishReason.ERROR)
         return ended
 
     def _admit(self, live: _Live, now_us: int) -> list[WorkerEffect]:
@@ -299,7 +312,7 @@ class WorkerMachine:
             return []
         if choice.outcome == AdmitOutcome.REFUSE:
             self.decider.write([decided, RequestDropped(live.stream, DropReason.REFUSED)])
-            return [self._forget(live, FinishReason.ERROR)]
+            return [*self._forget(live, FinishReason.ERROR)]
         adopt = PagesAdopted(live.stream, node, columns, self._adopted_rows(prompt, columns))
         promise = PagesPromised(live.stream, choice.promise)
         if any(choice.reclaim):
@@ -388,6 +401,22 @@ class WorkerMachine:
         live.state = StreamState.RUNNING
         return [Run(stream, self.view.owner.rows(stream))]
 
+    def fork(self, stream: int) -> list[WorkerEffect]:
+        """All prompt rows but the last are there: the attempt's other samples branch off here."""
+        live = self._live[stream]
+        queued = self.view.running[stream]
+        self._flush_advanced()
+        pages = self.view.fork_pages(queued)
+        effects: list[WorkerEffect] = []
+        for sample in range(1, queued.samples):
+            twin = self._next_stream
+            self._next_stream += 1
+            self.decider.write([RouteForked(twin, stream, queued.prompt_tokens - 1, pages)])
+            self._live[twin] = replace(live, stream=twin, sample=sample)
+            self._streams[(live.number, live.attempt)].append(twin)
+            effects.append(Forked(twin, stream, sample))
+        return effects
+
     def advanced(self, stream: int, rows: int) -> None:
         """Rows of a stream have been written; recorded in one batch before the next decision."""
         self._advanced[stream] = self._advanced.get(stream, 0) + rows
@@ -408,7 +437,7 @@ class WorkerMachine:
         self._flush_advanced()
         live.finish = reason
         live.state = StreamState.CLOSING
-        if reason in (FinishReason.STOP, FinishReason.LENGTH):
+        if live.sample == 0 and reason in (FinishReason.STOP, FinishReason.LENGTH):
             self._keep(live)
             capture = self._checkpoint(live, publisher)
             if capture is not None:
@@ -433,7 +462,7 @@ class WorkerMachine:
         self.decider.write([StreamFinished(stream, reason)])
         ended = self._forget(live, reason)
         self.decider.keyframe_if_due()
-        return [ended]
+        return [*ended]
 
     def close(self) -> None:
         """Write the last keyframe of a clean stop."""
@@ -453,7 +482,10 @@ class WorkerMachine:
         if not choice.keep:
             self.decider.write([decided])
             return
-        if choice.reclaim_columns and not self._reclaim_columns(live, choice.reclaim_columns):
+        if choice.reclaim_columns:
+            self.decider.write([decided])
+            if self._reclaim_columns(live, choice.reclaim_columns):
+                self._keep(live)  # decided again, now that there is room
             return
         kept = PromptKept(live.stream, node, shared, choice.columns)
         self.decider.write([decided, kept])
@@ -473,12 +505,21 @@ class WorkerMachine:
         )
         choice: CheckpointChoice = evaluation.choice
         durable = inputs.depth_tokens // self.start.chunk_tokens
-        live.checkpointing = self.decider.write([decided, *self.durable(prompt, durable)])
         if not choice.capture:
+            # Nothing more will be stored of this prompt, so nothing of it need be waited for.
+            given_up = self.durable(prompt, len(prompt.chunks), stored=False)
+            live.checkpointing = self.decider.write([decided, *given_up])
             return None
+        live.checkpointing = self.decider.write([decided, *self.durable(prompt, durable)])
         return Capture(live.stream, tuple(range(durable, len(prompt.chunks))))
 
-    def durable(self, prompt: Prompt, chunks: int) -> list[NodeDurable]:
+    def give_up_storing(self, prompt: Prompt) -> None:
+        """Chunks of a prompt could not be stored; what is kept of it may go all the same."""
+        given_up = self.durable(prompt, len(prompt.chunks), stored=False)
+        if given_up:
+            self.decider.write(given_up)
+
+    def durable(self, prompt: Prompt, chunks: int, *, stored: bool = True) -> list[NodeDurable]:
         """The command that marks what stays of a prompt as durable, now that the log shows its
         first ``chunks`` chunks stored; none when nothing new is.
 
@@ -492,17 +533,24 @@ class WorkerMachine:
         node, resident = self.prefix.match(pages)
         if not resident or self.view.owner.node(node).durable_columns >= resident:
             return []
-        return [NodeDurable(node, resident)]
+        return [NodeDurable(node, resident, stored)]
 
     # ---- bookkeeping
 
     def _flush_advanced(self) -> None:
-        if self._advanced:
-            entries = tuple(sorted(self._advanced.items()))
+        entries = dict(self.view.owner.committed())
+        for stream, rows in self._advanced.items():
+            entries[stream] = entries.get(stream, 0) + rows
+        if entries:
             self._advanced = {}
-            self.decider.write([RowsAdvanced(entries)])
+            self.decider.write([RowsAdvanced(tuple(sorted(entries.items())))])
 
-    def _forget(self, live: _Live, reason: FinishReason) -> Ended:
+    def _forget(self, live: _Live, reason: FinishReason) -> list[Ended]:
+        """A stream is gone; the attempt ends with its last one."""
         del self._live[live.stream]
+        streams = self._streams[(live.number, live.attempt)]
+        streams.remove(live.stream)
+        if streams:
+            return []
         del self._streams[(live.number, live.attempt)]
-        return Ended(live.number, live.attempt, reason, live.cached_tokens, live.first_token_ns)
+        return [Ended(live.number, live.attempt, reason, live.cached_tokens, live.first_token_ns)]
