@@ -307,7 +307,8 @@ def _attend(
 
 def _narrow(x: Floats, storage: Storage) -> npt.NDArray[np.generic]:
     if storage is not Storage.BF16:
-        return x.astype(storage.dtype)
+        with np.errstate(over="ignore"):  # too large for fp16 is infinity, as everywhere
+            return x.astype(storage.dtype)
     bits = np.ascontiguousarray(x).view(np.uint32)
     rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
     quiet = (bits >> 16) | 0x40

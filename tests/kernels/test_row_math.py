@@ -1,0 +1,164 @@
+"""Products, norms, rotary embedding and activations: float64 answers, and bits that do not move."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pagetrail.kernels.abi import KernelInputError, Storage
+from pagetrail.kernels.cpu import CpuDevice
+from pagetrail.kernels.device import Activation, StepDevice
+from pagetrail.kernels.oracle import rms_norm
+
+
+def rows(seed: int, *shape: int) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+def bits(x: np.ndarray) -> np.ndarray:
+    return np.ascontiguousarray(x).view(np.uint32)
+
+
+def rounded(x: np.ndarray, storage: Storage) -> np.ndarray:
+    """What a storage keeps of fp32 values, by another route than the kernels'."""
+    if storage is Storage.F32:
+        return x.astype(np.float64)
+    if storage is Storage.F16:
+        return x.astype(np.float16).astype(np.float64)
+    import torch
+
+    return torch.from_numpy(x).to(torch.bfloat16).double().numpy()
+
+
+@pytest.mark.parametrize("storage", list(Storage))
+@pytest.mark.parametrize(("outputs", "depth"), [(1, 1), (16, 8), (17, 33), (130, 96), (64, 576)])
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 6, 7, 13, 65])
+def test_linear_equals_float64(
+    device: StepDevice, storage: Storage, outputs: int, depth: int, count: int
+) -> None:
+    weight, x, bias = rows(0, outputs, depth), rows(1, count, depth), rows(2, outputs)
+    packed = device.pack(weight, storage, bias)
+    before = rows(3, count, outputs)
+    out = before.copy()
+    want = x.astype(np.float64) @ rounded(weight, storage).T + bias
+    device.linear(x, packed, out, add=True)
+    scale = np.abs(x).astype(np.float64) @ np.abs(weight).T.astype(np.float64) + 1.0
+    assert (np.abs(out - (want + before)) / scale).max() < 4e-6
+    device.linear(x, packed, out)
+    assert (np.abs(out - want) / scale).max() < 4e-6
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    count=st.integers(1, 70),
+    start=st.integers(0, 40),
+    outputs=st.sampled_from([16, 40, 96, 200]),
+    depth=st.sampled_from([5, 64, 700]),
+    storage=st.sampled_from(list(Storage)),
+)
+def test_a_rows_product_has_the_same_bits_at_any_number_of_rows_and_threads(
+    count: int, start: int, outputs: int, depth: int, storage: Storage
+) -> None:
+    one, two = CpuDevice(1), CpuDevice(2)
+    x = rows(5, 111, depth)
+    packed = one.pack(rows(4, outputs, depth), storage)
+    everything = np.empty((111, outputs), np.float32)
+    one.linear(x, packed, everything)
+    for device in (one, two):
+        part = np.empty((count, outputs), np.float32)
+        device.linear(x[start : start + count], packed, part)
+        np.testing.assert_array_equal(bits(part), bits(everything[start : start + count]))
+
+
+def test_linear_reads_rows_that_lie_apart(device: StepDevice) -> None:
+    wide = rows(0, 9, 200)
+    packed = device.pack(rows(1, 24, 64), Storage.F32)
+    apart, together = np.empty((9, 24), np.float32), np.empty((9, 24), np.float32)
+    device.linear(wide[:, 70:134], packed, apart)
+    device.linear(np.ascontiguousarray(wide[:, 70:134]), packed, together)
+    np.testing.assert_array_equal(bits(apart), bits(together))
+
+
+@pytest.mark.parametrize("storage", list(Storage))
+def test_rows_of_a_packed_weight_are_the_weight_as_stored(
+    device: StepDevice, storage: Storage
+) -> None:
+    weight = rows(0, 37, 20)
+    packed = device.pack(weight, storage)
+    some = np.array([36, 0, 16, 15, 0], np.int32)
+    np.testing.assert_array_equal(
+        device.rows_of(packed, some), rounded(weight, storage)[some].astype(np.float32)
+    )
+
+
+@pytest.mark.parametrize(("groups", "width"), [(1, 576), (9, 64), (3, 5), (1, 1)])
+def test_rms_norm_equals_float64_and_ignores_neighbours(
+    device: StepDevice, groups: int, width: int
+) -> None:
+    x, weight = rows(0, 21, groups * width) * 30, rows(1, width)
+    out = np.empty_like(x)
+    device.rms_norm(x, groups, weight, 1.0, 1e-5, out)
+    want = rms_norm(x.reshape(21, groups, width).astype(np.float64), weight + 1.0, 1e-5)
+    np.testing.assert_allclose(out.reshape(want.shape), want, rtol=2e-6, atol=1e-6)
+    for row in range(21):
+        alone = np.empty((1, groups * width), np.float32)
+        device.rms_norm(x[row : row + 1], groups, weight, 1.0, 1e-5, alone)
+        np.testing.assert_array_equal(bits(alone[0]), bits(out[row]))
+    device.rms_norm(x, groups, weight, 1.0, 1e-5, x)
+    np.testing.assert_array_equal(bits(x), bits(out))
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize(("offset", "half"), [(0, 32), (16, 8), (0, 5)])
+def test_rope_rotates_each_pair_by_its_angle(
+    device: StepDevice, interleaved: bool, offset: int, half: int
+) -> None:
+    heads, width = 3, 64
+    x = rows(0, 18, heads * width)
+    positions = np.random.default_rng(1).integers(0, 50, 18).astype(np.int32)
+    angles = np.random.default_rng(2).uniform(0, 6, (50, half))
+    tables = (np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32))
+    want = x.reshape(18, heads, width).astype(np.complex128)
+    part = want[:, :, offset : offset + 2 * half]
+    pair = (
+        part[..., 0::2] + 1j * part[..., 1::2]
+        if interleaved
+        else part[..., :half] + 1j * part[..., half:]
+    )
+    turned = pair * np.exp(1j * angles[positions])[:, None, :]
+    want[:, :, offset : offset + 2 * half] = np.concatenate([turned.real, turned.imag], axis=2)
+    device.rope(x, heads, width, offset, positions, tables, interleaved)
+    np.testing.assert_allclose(x.reshape(want.shape), want.real, atol=2e-6)
+
+
+@pytest.mark.parametrize("kind", list(Activation))
+@pytest.mark.parametrize("width", [1, 8, 37])
+def test_gated_activations_equal_float64(device: StepDevice, kind: Activation, width: int) -> None:
+    x = np.concatenate([rows(0, 5, 2 * width) * 4, np.full((1, 2 * width), -200, np.float32)])
+    x = np.concatenate([x, np.full((1, 2 * width), 200, np.float32), np.zeros((1, 2 * width))])
+    x = x.astype(np.float32)
+    out = np.empty((len(x), width), np.float32)
+    device.gated(x, kind, out)
+    gate, up = x[:, :width].astype(np.float64), x[:, width:].astype(np.float64)
+    if kind is Activation.SILU:
+        active = gate / (1.0 + np.exp(-gate))
+    else:
+        inner = np.sqrt(2.0 / np.pi) * (gate + 0.044715 * gate**3)
+        active = 0.5 * gate * (1.0 + np.tanh(inner))
+    np.testing.assert_allclose(out, active * up, rtol=4e-6, atol=3e-5)
+
+
+def test_inputs_of_another_shape_are_refused_before_anything_runs(device: StepDevice) -> None:
+    packed = device.pack(rows(0, 8, 4), Storage.F32)
+    out = np.zeros((2, 8), np.float32)
+    for x in (rows(1, 2, 5), rows(1, 2, 4).astype(np.float64), rows(1, 2, 8)[:, ::2]):
+        with pytest.raises(KernelInputError, match="x must be fp32"):
+            device.linear(x, packed, out)
+    assert (out == 0).all()
+    with pytest.raises(KernelInputError, match="rows must lie in"):
+        device.rows_of(packed, np.array([8], np.int32))
+    tables = (rows(0, 4, 2), rows(0, 4, 2))
+    with pytest.raises(KernelInputError, match="positions must lie in"):
+        device.rope(rows(1, 1, 4), 1, 4, 0, np.array([4], np.int32), tables)
