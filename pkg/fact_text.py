@@ -1,7 +1,8 @@
 """Facts as people and other programs read them: one line, or one plain object.
 
-Field names come from the kind's struct; byte strings become hexadecimal. Nothing is shortened and
-nothing is guessed: a kind or version that this build does not know raises, as everywhere.
+Field names come from the kind's struct; byte strings become hexadecimal. The object holds
+everything; the line cuts long values. Nothing is guessed: a kind or version that this build does
+not know raises, as everywhere.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ import msgspec
 
 from pagetrail.catalog.envelope import Fact, Op
 from pagetrail.catalog.facts import KINDS, decode_body
+
+LINE_VALUE_CHARS_MAX = 160
 
 
 def fact_object(fact: Fact) -> dict[str, Any]:
@@ -38,14 +41,22 @@ def fact_object(fact: Fact) -> dict[str, Any]:
 
 
 def fact_line(fact: Fact) -> str:
-    """The fact on one line: position, clock, client's name for it, kind, then its fields."""
+    """The fact on one line: position, clock, client's name for it, kind, then its fields.
+
+    A value of more than LINE_VALUE_CHARS_MAX characters is cut and says how long it is.
+    """
     shown = fact_object(fact)
     mark = "-" if fact.op == Op.RETRACT else "+"
-    fields = " ".join(
-        f"{name}={msgspec.json.encode(value).decode()}" for name, value in shown["body"].items()
-    )
+    fields = " ".join(f"{name}={_short(value)}" for name, value in shown["body"].items())
     who = f"{fact.client}/{fact.client_epoch}/{fact.client_seq}"
     return f"{fact.seq} {fact.t_us} {who} {mark}{shown['kind']} {fields}".rstrip()
+
+
+def _short(value: Any) -> str:
+    text = msgspec.json.encode(value).decode()
+    if len(text) <= LINE_VALUE_CHARS_MAX:
+        return text
+    return f"{text[:LINE_VALUE_CHARS_MAX]}...({len(text)} characters)"
 
 
 def plain(value: Any) -> Any:

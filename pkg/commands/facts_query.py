@@ -48,7 +48,7 @@ def query(
     form: str,
     replica: Path | None,
 ) -> None:
-    """Answer a Datalog query, such as '?- request_queued(Seq, S, R, A, ...).'
+    """Answer a Datalog query, such as '?- evict(seq: Seq, subject: Stream).'
 
     docs/datalog.md has the language and docs/facts.md the kinds of fact.
     """

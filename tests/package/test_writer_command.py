@@ -12,7 +12,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+from pagetrail.catalog.facts import fact
+from pagetrail.catalog.kinds.content import Layout
 from pagetrail.cli import main
+from pagetrail.controlplane.log.client import FactClient
 from pagetrail.controlplane.log.writer import EmbeddedWriter, ReadyLine
 
 FREE_PORTS = ("--bind", "tcp://127.0.0.1:0", "--publish", "tcp://127.0.0.1:0")
@@ -43,9 +46,9 @@ def test_the_writer_prints_where_it_listens_and_ends_cleanly_on_sigterm(tmp_path
         assert ready["endpoint"].startswith("tcp://127.0.0.1:")
         process.send_signal(signal.SIGTERM)
         assert process.wait(30) == 0
-    (fact,) = tail_objects(tmp_path / "run")
-    assert fact["kind"] == "writer_epoch_started"
-    assert fact["body"]["clock"] == "logical"
+    (started,) = tail_objects(tmp_path / "run")
+    assert started["kind"] == "writer_epoch_started"
+    assert started["body"]["clock"] == "logical"
 
 
 def tail_objects(directory: Path, *arguments: str) -> list[dict[str, object]]:
@@ -65,11 +68,28 @@ def test_a_port_in_use_ends_with_2_and_one_line(tmp_path: Path) -> None:
 
 def test_tail_prints_the_newest_facts_last(run_directory: Path) -> None:
     facts = tail_objects(run_directory)
-    assert [fact["seq"] for fact in facts] == list(range(len(facts)))
-    assert [fact["seq"] for fact in tail_objects(run_directory, "--lines", "1")] == [len(facts) - 1]
+    assert [shown["seq"] for shown in facts] == list(range(len(facts)))
+    assert [shown["seq"] for shown in tail_objects(run_directory, "--lines", "1")] == [
+        len(facts) - 1
+    ]
     assert tail_objects(run_directory, "--from", "1", "--lines", "1")[0]["seq"] == 1
     line = pagetrail("facts", "tail", "--log", str(run_directory), "--lines", "1").stdout
     assert "+writer_epoch_started writer_epoch=2 " in line
+
+
+def test_a_line_of_tail_cuts_long_values_and_json_does_not(tmp_path: Path) -> None:
+    layout = Layout(bytes(32), bytes(1_000))
+    with (
+        EmbeddedWriter(tmp_path) as writer,
+        FactClient.open(tmp_path, "asker", writer.endpoint) as client,
+    ):
+        client.append([fact(layout)])
+        client.flush(30)
+    line = pagetrail("facts", "tail", "--log", str(tmp_path), "--kind", "layout").stdout
+    assert "...(2002 characters)" in line
+    assert len(line) < 400
+    (whole,) = tail_objects(tmp_path, "--kind", "layout")
+    assert whole["body"] == {"layout_digest": "00" * 32, "encoding": "00" * 1_000}
 
 
 def test_tail_shows_only_the_kinds_asked_for_and_refuses_unknown_ones(run_directory: Path) -> None:
