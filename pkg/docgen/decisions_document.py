@@ -14,8 +14,9 @@ from pagetrail.catalog.facts import KindId
 from pagetrail.controlplane import view
 from pagetrail.controlplane.cluster import router_view
 from pagetrail.controlplane.policy import inputs
+from pagetrail.controlplane.policy.outcomes import OUTCOME_TERMS
 from pagetrail.controlplane.policy.registry import EVALUATORS
-from pagetrail.controlplane.policy.types import AnyEvaluator
+from pagetrail.controlplane.policy.types import AnyEvaluator, Term
 from pagetrail.docgen.markdown import cell, code, document, prose, table
 from pagetrail.docgen.schema import (
     description,
@@ -67,6 +68,7 @@ def _kind_blocks(kind: KindId) -> list[str]:
     for struct in filter(None, recorded):
         blocks += _struct_blocks(f"{struct.__name__}: what the decision records of it", struct)
     blocks += _struct_blocks(f"{chooses.__name__}: what it answers", chooses)
+    blocks += _outcome_blocks(kind)
     blocks += [block for e in _enumerations(stem) for block in _enumeration_blocks(e)]
     blocks += [block for evaluator in evaluators for block in _evaluator_blocks(evaluator)]
     return blocks
@@ -86,6 +88,18 @@ def _struct_blocks(heading: str, struct: type[msgspec.Struct]) -> list[str]:
     return [block for block in blocks if block]
 
 
+def _outcome_blocks(kind: KindId) -> list[str]:
+    if kind not in OUTCOME_TERMS:
+        text = "It has no outcome of its own: the commands in its transaction say what happened."
+        return ["### Outcome", text]
+    return ["### Outcome", "Values of its outcome fact:", _term_table(OUTCOME_TERMS[kind])]
+
+
+def _term_table(terms: Sequence[Term]) -> str:
+    rows = [(str(n), code(term.name), cell(term.unit)) for n, term in enumerate(terms)]
+    return table(("column", "term", "unit"), rows)
+
+
 def _own_docstring(struct: type[msgspec.Struct]) -> str:
     return vars(struct).get("__doc__") or ""
 
@@ -100,13 +114,12 @@ def _enumeration_blocks(enumeration: type[IntEnum]) -> list[str]:
 
 
 def _evaluator_blocks(evaluator: AnyEvaluator) -> list[str]:
-    terms = [(str(n), code(t.name), cell(t.unit)) for n, t in enumerate(evaluator.terms)]
     return [
         f"### {evaluator.name}",
         prose(type(evaluator).__doc__),
         _weights(evaluator.weights_type),
         "Terms of an alternative:",
-        table(("column", "term", "unit"), terms),
+        _term_table(evaluator.terms),
     ]
 
 

@@ -8,7 +8,11 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+from pagetrail.catalog.facts import KindId, decode_body
+from pagetrail.catalog.kinds.decision import Outcome
 from pagetrail.cli import main
+from pagetrail.controlplane.log.reader import read_log
+from pagetrail.controlplane.policy.outcomes import OUTCOME_TERMS
 from pagetrail.replay.trace import generate_trace, write_trace
 
 SMALL = ("--generate", "40", "--seed", "7", "--workers", "2", "--pages", "200")
@@ -48,6 +52,20 @@ def test_the_log_answers_queries_about_the_decisions_of_the_run(
     assert answer.exit_code == 0, answer.output
     kinds = [json.loads(line)["Kind"] for line in answer.stdout.splitlines()]
     assert {kind: kinds.count(kind) for kind in set(kinds)} == report["decisions"]
+
+
+def test_outcomes_have_the_values_that_are_written_down_for_their_kind(tmp_path: Path) -> None:
+    answer = pagetrail("sim", "trace", *SMALL, "--log", str(tmp_path))
+    assert answer.exit_code == 0, answer.output
+    counts: dict[KindId, set[int]] = {}
+    for frame in read_log(tmp_path):
+        for fact in frame.facts():
+            if fact.kind == KindId.OUTCOME:
+                outcome = decode_body(fact.kind, fact.schema_v, fact.body)
+                assert isinstance(outcome, Outcome)
+                kind = KindId(outcome.decision_kind)
+                counts.setdefault(kind, set()).add(len(outcome.values))
+    assert counts == {kind: {len(terms)} for kind, terms in OUTCOME_TERMS.items()}
 
 
 def test_replay_verify_derives_every_decision_again(
