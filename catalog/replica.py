@@ -20,13 +20,13 @@ import pyarrow as pa
 
 from .datalog.compiler import Query, compile_query
 from .datalog.evaluate import Limits, answer, run
-from .datalog.model import OPEN_SEQ, Type, Value
-from .datalog.sql import identifier
+from .datalog.model import Type, Value
 from .envelope import Fact
 from .errors import BadInputError
-from .replica_batch import Batch, batch_of
+from .replica_apply import insert
+from .replica_batch import batch_of
 from .replica_ledger import check_ledger, enter_rows, open_ledger
-from .replica_schema import SCHEMA, KindTables, ddl, form_digest
+from .replica_schema import SCHEMA, ddl, form_digest
 from .standing import standing_rules
 
 APPLY_FACTS_MAX = 1_000_000
@@ -95,7 +95,7 @@ class Replica:
         connection = self._connection
         connection.begin()
         try:
-            enter_rows(connection, batch.first_seq, _insert(connection, batch))
+            enter_rows(connection, batch.first_seq, insert(connection, batch))
             connection.execute(
                 "UPDATE position SET seq = ?, chain = ?", [batch.next_seq, bytes(chain)]
             )
@@ -240,51 +240,3 @@ def _inspect(connection: duckdb.DuckDBPyConnection, log: ChainSource) -> tuple[s
 def _remove(file: Path) -> None:
     for name in (file, file.with_name(file.name + ".wal")):
         name.unlink(missing_ok=True)
-
-
-def _insert(connection: duckdb.DuckDBPyConnection, batch: Batch) -> set[str]:
-    """Insert a batch's rows; returns the names of the tables that changed."""
-    touched = {"facts"}
-    _load(connection, batch.facts, "INSERT INTO facts SELECT * FROM incoming")
-    if batch.causes.num_rows:
-        touched.add("causes")
-        _load(connection, batch.causes, "INSERT INTO causes SELECT * FROM incoming")
-    for tables, rows in batch.kinds:
-        touched.add(tables.events)
-        if tables.state is None:
-            _load(connection, rows, f"INSERT INTO {tables.events} SELECT * FROM incoming")
-        else:
-            touched.add(tables.state)
-            _load(connection, rows, *_catalog_statements(tables, tables.state, batch.first_seq))
-    return touched
-
-
-def _load(connection: duckdb.DuckDBPyConnection, rows: pa.Table, *statements: str) -> None:
-    connection.register("incoming", rows)
-    try:
-        for statement in statements:
-            connection.execute(statement)
-    finally:
-        connection.unregister("incoming")
-
-
-def _catalog_statements(tables: KindTables, state: str, first_seq: int) -> tuple[str, str, str]:
-    """Keep what was said under its entity, end what held, begin what holds now.
-
-    An entity's ``e`` is the seq of the fact that first named it, asserted or not.
-    """
-    key = ", ".join(identifier(name) for name in tables.kind.entity)
-    columns = ", ".join(identifier(c.name) for c in tables.columns)
-    arrived = f"(SELECT * FROM {tables.events} WHERE seq >= {first_seq})"
-    return (
-        f"INSERT INTO {tables.events} SELECT coalesce(e, first), seq, op, {columns} FROM "
-        f"(SELECT *, min(seq) OVER (PARTITION BY {key}) AS first FROM incoming) LEFT JOIN "
-        f"(SELECT {key}, min(e) AS e FROM {tables.events} SEMI JOIN incoming USING ({key}) "
-        f"GROUP BY {key}) USING ({key}) ORDER BY seq",
-        f"UPDATE {state} SET to_seq = ended.seq FROM "
-        f"(SELECT e, min(seq) AS seq FROM {arrived} GROUP BY e) ended "
-        f"WHERE {state}.e = ended.e AND to_seq = {OPEN_SEQ}",
-        f"INSERT INTO {state} SELECT e, {columns}, seq, to_seq FROM (SELECT *, "
-        f"coalesce(lead(seq) OVER (PARTITION BY e ORDER BY seq), {OPEN_SEQ}) AS to_seq "
-        f"FROM {arrived}) WHERE op = 1 ORDER BY seq",
-    )

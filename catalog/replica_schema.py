@@ -4,12 +4,17 @@ Each kind has an event table with one row for each of its facts; all kinds of de
 A catalog kind also has a state table whose rows say from which fact to which fact they held.
 Names: event table ``events_<kind>``, state table ``state_<kind>``, predicate views below.
 
-Predicates: a catalog kind ``k`` gives ``k(e, fields...)``, what holds, and ``k_event(seq, op,
-fields...)``, what was said. Any other kind gives ``k(seq, fields...)``. ``decision(seq, kind,
-fields...)`` is over all kinds of decision, ``fact(...)`` over the envelopes of all facts and
-``cause(tx, client, client_epoch, client_seq)`` over the causes of transactions. Integers, text
-and byte strings are columns of their own types, booleans are 0 or 1, and every other field is the
-byte string of its msgpack encoding.
+A catalog entity has an integer id ``e``, the seq of the fact that first named it, be it by its own
+kind or by another's reference (a part names its node); ``entities_<kind>`` holds the ids, which
+are unique inside a kind. A reference to a node or a part by digest comes with a column ``node_e``
+or ``part_e``: joins on these are many times faster than on digests, and rules should use them.
+
+Predicates: a catalog kind ``k`` gives ``k(e, fields..., references...)``, what holds, and
+``k_event(e, seq, op, fields..., references...)``, what was said. Any other kind gives ``k(seq,
+fields...)``. ``decision(seq, kind, fields...)`` is over all kinds of decision, ``fact(...)`` over
+the envelopes of all facts and ``cause(tx, client, client_epoch, client_seq)`` over the causes of
+transactions. Integers, text and byte strings are columns of their own types, booleans are 0 or 1,
+and every other field is the byte string of its msgpack encoding.
 """
 
 from __future__ import annotations
@@ -30,6 +35,9 @@ from .kinds.decision import Decision
 
 FORMAT = 1
 """Raised when the meaning of a table changes; a replica of another format is rebuilt."""
+
+REFERABLE = ("node", "part")
+"""Kinds that other kinds' facts name by a field ``<kind>_id``."""
 
 _PLAIN: Mapping[object, Type] = {int: Type.INT, str: Type.TEXT, bytes: Type.BYTES}
 
@@ -71,13 +79,28 @@ class Field:
 
 
 @dataclass(frozen=True, slots=True)
+class CatalogTables:
+    """What a catalog kind has besides events. ``references`` are the kinds, other than itself,
+    whose entity it names by a field ``<kind>_id``."""
+
+    state: str
+    entities: str
+    references: tuple[str, ...]
+
+    @property
+    def columns(self) -> tuple[Column, ...]:
+        """The integer ids of what is referred to."""
+        return tuple(Column(f"{name}_e", Type.INT) for name in self.references)
+
+
+@dataclass(frozen=True, slots=True)
 class KindTables:
-    """How the facts of one kind are stored. ``state`` is None unless it is a catalog kind."""
+    """How the facts of one kind are stored."""
 
     kind: Kind
     fields: tuple[Field, ...]
     events: str
-    state: str | None
+    catalog: CatalogTables | None
 
     @property
     def columns(self) -> tuple[Column, ...]:
@@ -108,8 +131,12 @@ def _kind_tables(kind: Kind) -> KindTables:
     fields = tuple(_field(f.name, hints[f.name]) for f in msgspec.structs.fields(kind.struct))
     if kind.struct is Decision:
         return KindTables(kind, fields, "events_decision", None)
-    state = f"state_{kind.name}" if kind.role is Role.CATALOG else None
-    return KindTables(kind, fields, f"events_{kind.name}", state)
+    catalog = None
+    if kind.role is Role.CATALOG:
+        names = {field.column.name for field in fields}
+        references = tuple(n for n in REFERABLE if n != kind.name and f"{n}_id" in names)
+        catalog = CatalogTables(f"state_{kind.name}", f"entities_{kind.name}", references)
+    return KindTables(kind, fields, f"events_{kind.name}", catalog)
 
 
 KIND_TABLES: Mapping[int, KindTables] = {id_: _kind_tables(k) for id_, k in KINDS.items()}
@@ -118,13 +145,26 @@ KIND_TABLES: Mapping[int, KindTables] = {id_: _kind_tables(k) for id_, k in KIND
 def event_columns(tables: KindTables) -> tuple[Column, ...]:
     """Columns of the kind's event table."""
     lead: tuple[Column, ...]
-    if tables.kind.role is Role.CATALOG:
+    if tables.catalog is not None:
         lead = (Column("e", Type.INT), Column("seq", Type.INT), Column("op", Type.INT))
-    elif tables.kind.struct is Decision:
+        return (*lead, *tables.columns, *tables.catalog.columns)
+    if tables.kind.struct is Decision:
         lead = (Column("seq", Type.INT), Column("kind", Type.TEXT))
     else:
         lead = (Column("seq", Type.INT),)
     return (*lead, *tables.columns)
+
+
+def state_columns(tables: KindTables) -> tuple[Column, ...]:
+    """Arguments of a catalog kind's predicate."""
+    references = tables.catalog.columns if tables.catalog is not None else ()
+    return (Column("e", Type.INT), *tables.columns, *references)
+
+
+def entity_columns(tables: KindTables) -> tuple[Column, ...]:
+    """What names an entity of a catalog kind, and its id."""
+    key = tuple(c for c in tables.columns if c.name in tables.kind.entity)
+    return (*key, Column("e", Type.INT))
 
 
 def _stored_tables() -> tuple[StoredTable, ...]:
@@ -135,9 +175,11 @@ def _stored_tables() -> tuple[StoredTable, ...]:
     }
     for kind in KIND_TABLES.values():
         tables[kind.events] = StoredTable(kind.events, event_columns(kind), "seq", False)
-        if kind.state is not None:
-            columns = (Column("e", Type.INT), *kind.columns, Column("from_seq", Type.INT))
-            tables[kind.state] = StoredTable(kind.state, columns, "from_seq", True)
+        if kind.catalog is not None:
+            name = kind.catalog.entities
+            tables[name] = StoredTable(name, entity_columns(kind), "e", False)
+            name, columns = kind.catalog.state, (*state_columns(kind), Column("from_seq", Type.INT))
+            tables[name] = StoredTable(name, columns, "from_seq", True)
     return tuple(tables.values())
 
 
@@ -180,8 +222,8 @@ def _views() -> list[tuple[str, str, str]]:
     ]
     for tables in KIND_TABLES.values():
         name = tables.kind.name
-        if tables.state is not None:
-            views.append((name, "*", tables.state))
+        if tables.catalog is not None:
+            views.append((name, "*", tables.catalog.state))
             views.append((f"{name}_event", f"*, seq AS from_seq, {always}", tables.events))
         elif tables.kind.struct is Decision:
             rows = f"events_decision WHERE kind = {literal(name)}"
@@ -192,7 +234,7 @@ def _views() -> list[tuple[str, str, str]]:
 
 
 def _relations() -> list[Relation]:
-    seq, op = Column("seq", Type.INT), Column("op", Type.INT)
+    seq = Column("seq", Type.INT)
     relations = [
         Relation("fact", ENVELOPE, "fact", (("seq",),), temporal=True),
         Relation("cause", CAUSE, "cause", (), temporal=True),
@@ -206,14 +248,11 @@ def _relations() -> list[Relation]:
     ]
     for tables in KIND_TABLES.values():
         name, columns = tables.kind.name, tables.columns
-        if tables.state is not None:
+        if tables.catalog is not None:
             keys = (("e",), tables.kind.entity)
-            state = (Column("e", Type.INT), *columns)
-            relations.append(Relation(name, state, name, keys, temporal=True))
-            event = f"{name}_event"
-            relations.append(
-                Relation(event, (seq, op, *columns), event, (("seq",),), temporal=True)
-            )
+            relations.append(Relation(name, state_columns(tables), name, keys, temporal=True))
+            event, said = f"{name}_event", event_columns(tables)
+            relations.append(Relation(event, said, event, (("seq",),), temporal=True))
         else:
             relations.append(Relation(name, (seq, *columns), name, (("seq",),), temporal=True))
     return relations
@@ -228,5 +267,15 @@ PROMPT = Relation(
 )
 """The chunk digests of a prompt, handed in with a query: i from 0 without gaps, prefix digest."""
 
-SCHEMA = Schema([*_relations(), PROMPT])
+CHUNK = Relation(
+    "chunk",
+    (Column("i", Type.INT), Column("node_e", Type.INT)),
+    "given_chunk",
+    (("i",),),
+    provided=True,
+)
+"""The chunks of a prompt by node, handed in with a query: i from 0 without gaps, the node's ``e``
+or -1 where none is known. The rule ``chunk_of`` finds them from ``prompt``."""
+
+SCHEMA = Schema([*_relations(), PROMPT, CHUNK])
 """The base relations of every replica."""

@@ -270,8 +270,9 @@ class _Maker:
         rnd = self.rnd
         database = self.database()
         derived: list[str] = []
-        for level in range(rnd.randint(2, 5)):
-            lower = [*BASE, *derived, *derived]
+        levels = rnd.randint(2, 5)
+        for level in range(levels):
+            lower = [*BASE, *derived * (4 if level == levels - 1 else 2)]
             draw = rnd.random()
             if draw < 0.25:
                 self.aggregate(f"p{level}", lower)

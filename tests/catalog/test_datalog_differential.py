@@ -30,8 +30,8 @@ def connection() -> duckdb.DuckDBPyConnection:
 
 def load(con: duckdb.DuckDBPyConnection, program: Generated) -> None:
     con.begin()
+    con.execute(";".join(f"DELETE FROM base_{name}" for name in program.database))
     for name, rows in program.database.items():
-        con.execute(f"DELETE FROM base_{name}")
         if rows:
             marks = ", ".join(["(" + ", ".join("?" * len(BASE[name])) + ")"] * len(rows))
             con.execute(f"INSERT INTO base_{name} VALUES {marks}", [v for r in rows for v in r])
@@ -39,7 +39,7 @@ def load(con: duckdb.DuckDBPyConnection, program: Generated) -> None:
 
 
 def check(con: duckdb.DuckDBPyConnection, seed: int, schema: Schema, predicates_max: int) -> None:
-    """Compare the last derived predicates, which use those before them."""
+    """Compare the last derived predicates, which use those before them, with clingo."""
     program = generate(seed)
     load(con, program)
     expected = solve_with_clingo(program)
@@ -57,7 +57,7 @@ def test_500_generated_programs_equal_clingo(
     connection: duckdb.DuckDBPyConnection, block: int
 ) -> None:
     for seed in range(block * 100, block * 100 + 100):
-        check(connection, seed, KEYED if seed % 2 else SCHEMA, predicates_max=2)
+        check(connection, seed, KEYED if seed % 2 else SCHEMA, predicates_max=1)
 
 
 @pytest.mark.slow

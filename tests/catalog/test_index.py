@@ -23,9 +23,14 @@ def by_rule(
     replica: Replica, fingerprint: bytes, chain: tuple[bytes, ...], as_of: int
 ) -> tuple[int, set[tuple[str, int, int]]]:
     prompt = pa.table([list(range(len(chain))), list(chain)], schema=PROMPT)
-    values, inputs = {"fingerprint": fingerprint}, {"prompt": prompt}
-    known = replica.query("?- known_chunks(N).", values, inputs=inputs, as_of=as_of)
-    found = replica.query("?- boundary(W, T, N).", values, inputs=inputs, as_of=as_of)
+    chunks = replica.query(
+        "?- chunk_of(I, Node).",
+        {"fingerprint": fingerprint},
+        inputs={"prompt": prompt},
+        as_of=as_of,
+    )
+    known = replica.query("?- known_chunks(N).", inputs={"chunk": chunks}, as_of=as_of)
+    found = replica.query("?- boundary(W, T, N).", inputs={"chunk": chunks}, as_of=as_of)
     return known.column("N").to_pylist()[0], {tuple(row.values()) for row in found.to_pylist()}
 
 

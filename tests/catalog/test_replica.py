@@ -19,7 +19,7 @@ from pagetrail.catalog.kinds.content import Copy, Tenant
 from pagetrail.catalog.kinds.decision import Decision
 from pagetrail.catalog.kinds.worker import RequestQueued, StreamFinished
 from pagetrail.catalog.replica import Replica, open_replica
-from pagetrail.catalog.replica_schema import KIND_TABLES
+from pagetrail.catalog.replica_schema import SCHEMA
 
 CATALOG_KINDS = [kind for kind in KINDS.values() if kind.role is Role.CATALOG]
 
@@ -35,8 +35,13 @@ def folded(facts: list[Fact]) -> dict[str, set[tuple]]:
         body = decode_body(fact.kind, fact.schema_v, fact.body)
         key = (kind.name, *(getattr(body, field) for field in kind.entity))
         first.setdefault(key, fact.seq)
+        references = []
+        for name in ("node", "part"):
+            named = getattr(body, f"{name}_id", None)
+            if named is not None and name != kind.name:
+                references.append(first.setdefault((name, named), fact.seq))
         if fact.op == Op.ASSERT:
-            state[key] = (first[key], *msgspec.structs.astuple(body))
+            state[key] = (first[key], *msgspec.structs.astuple(body), *references)
         else:
             state.pop(key, None)
     out: dict[str, set[tuple]] = {kind.name: set() for kind in CATALOG_KINDS}
@@ -50,7 +55,7 @@ def goal(name: str, arity: int) -> str:
 
 
 def current(replica: Replica, name: str, as_of: int | None = None) -> set[tuple]:
-    arity = 1 + len(KIND_TABLES[KindId[name.upper()]].fields)
+    arity = SCHEMA[name].arity
     table = replica.query(goal(name, arity), as_of=as_of)
     return set(zip(*(c.to_pylist() for c in table.columns), strict=True))
 
@@ -95,14 +100,23 @@ def test_several_facts_of_one_entity_in_one_apply_leave_each_its_span() -> None:
         ]
 
 
-def test_the_entity_id_is_the_seq_of_the_first_fact_that_named_it_also_a_retraction() -> None:
+def test_the_entity_id_is_the_seq_of_the_first_fact_that_named_it_however_it_did() -> None:
     history = History()
-    history.say(Copy(digest(1), "w", 2, 1, ""), op=Op.RETRACT)
-    history.say(Copy(digest(2), "w", 2, 1, ""), Copy(digest(1), "w", 2, 1, ""))
+    node = node_of(digest("f"), digest("p"), ROOT, 0)
+    part = parts_of(node.node_id, 1)[0]
+    history.say(Copy(part.part_id, "w", 2, 1, ""), op=Op.RETRACT)
+    history.say(Copy(digest(2), "w", 2, 1, ""), Copy(part.part_id, "w", 2, 1, ""))
+    history.say(part)
+    history.say(node)
     with open_replica(None, history) as replica:
         fill(replica, history)
-        table = replica.query("?- copy(e: E, part_id: P).")
-        assert table.to_pylist() == [{"E": 0, "P": digest(1)}, {"E": 1, "P": digest(2)}]
+        table = replica.query("?- copy(e: E, part_id: P, part_e: R).")
+        assert [tuple(row.values()) for row in table.to_pylist()] == [
+            (0, part.part_id, 0),
+            (1, digest(2), 1),
+        ]
+        assert replica.query("?- part(e: E, node_e: N).").to_pylist() == [{"E": 0, "N": 3}]
+        assert replica.query("?- node(e: E).").to_pylist() == [{"E": 3}]
 
 
 def test_facts_of_every_role_are_queried_with_their_envelope_and_causes() -> None:
@@ -306,5 +320,6 @@ def test_as_of_beyond_the_replica_is_refused() -> None:
 def test_every_kind_has_its_predicate() -> None:
     with open_replica(None, History()) as replica:
         for kind in KINDS.values():
-            arity = 1 + len(msgspec.structs.fields(kind.struct))
-            assert replica.query(goal(kind.name, arity)).num_rows == 0
+            assert replica.query(goal(kind.name, SCHEMA[kind.name].arity)).num_rows == 0
+            names = [c.name for c in SCHEMA[kind.name].columns]
+            assert {f.name for f in msgspec.structs.fields(kind.struct)} <= set(names)

@@ -45,16 +45,19 @@ class World:
             node_of(F, prefixes[k + 1], prefixes[k], 256 * k, "t" if k == 2 else "")
             for k in range(3)
         ]
-        self.a, self.b, self.c = (n.node_id for n in self.nodes)
-        self.parts = {n.node_id: parts_of(n.node_id, 2, 512 * 1024) for n in self.nodes}
-        for node in self.nodes:
-            self.history.say(node, *self.parts[node.node_id])
+        self.a, self.b, self.c = 0, 3, 6  # entity ids: each node is followed by its two parts
+        self.parts = [parts_of(n.node_id, 2, 512 * 1024) for n in self.nodes]
+        for node, parts in zip(self.nodes, self.parts, strict=True):
+            self.history.say(node, *parts)
 
-    def copy(self, node: bytes, part: int, worker: str, tier: int, state: int = READY) -> Copy:
-        return Copy(self.parts[node][part].part_id, worker, tier, state, "key")
+    def copy(self, node: int, part: int, worker: str, tier: int, state: int = READY) -> Copy:
+        return Copy(self.parts[node // 3][part].part_id, worker, tier, state, "key")
 
-    def part(self, node: bytes, part: int) -> bytes:
-        return self.parts[node][part].part_id
+    def part(self, node: int, part: int) -> int:
+        return node + 1 + part
+
+    def id(self, node: int) -> bytes:
+        return self.nodes[node // 3].node_id
 
     def ask(self, goal: str, **values: object) -> set[tuple]:
         history, replica = self.history, self.replica
@@ -116,47 +119,47 @@ def test_complete_nodes(world: World) -> None:
 
 
 def test_reconciliation(world: World) -> None:
-    def demand(name: str, node: bytes, expires_us: int, worker: str = "w0") -> Demand:
-        return Demand(name, node, worker, SSD, "owner", "", 7, expires_us)
+    def demand(name: str, node: bytes, expires_us: int) -> Demand:
+        return Demand(name, node, "w0", SSD, "owner", "", 7, expires_us)
 
-    unknown = digest("unknown")
+    done, partly, lost, void = 9, 10, 11, 13
     world.history.say(
-        demand("done", world.a, 0),
-        demand("partly", world.b, 100),
-        demand("lost", world.c, 100),
-        demand("expired", world.c, 50),
-        demand("void", unknown, 0),
+        demand("done", world.id(world.a), 0),
+        demand("partly", world.id(world.b), 100),
+        demand("lost", world.id(world.c), 100),
+        demand("expired", world.id(world.c), 50),
+        demand("void", digest("unknown"), 0),
         *[world.copy(world.a, k, "w0", SSD) for k in (0, 1)],
         world.copy(world.b, 0, "w0", SSD, COPYING),
         world.copy(world.b, 1, "", OBJECT),
     )
-    assert world.ask("satisfied(D)", now_us=50) == {("done",)}
-    assert world.ask("unsatisfied(D)", now_us=50) == {("partly",), ("lost",), ("void",)}
-    assert world.ask("in_progress(D)", now_us=50) == {("partly",)}
+    assert world.ask("satisfied(D)", now_us=50) == {(done,)}
+    assert world.ask("unsatisfied(D)", now_us=50) == {(partly,), (lost,), (void,)}
+    assert world.ask("in_progress(D)", now_us=50) == {(partly,)}
     assert world.ask("action(A, D, P, W, T, R)", now_us=50) == {
-        ("copy", "partly", world.part(world.b, 1), "w0", SSD, 7),
-        ("capture", "lost", world.part(world.c, 0), "w0", SSD, 7),
-        ("capture", "lost", world.part(world.c, 1), "w0", SSD, 7),
+        ("copy", partly, world.part(world.b, 1), "w0", SSD, 7),
+        ("capture", lost, world.part(world.c, 0), "w0", SSD, 7),
+        ("capture", lost, world.part(world.c, 1), "w0", SSD, 7),
     }
-    assert world.ask("unknown_wanted(D, N)", now_us=50) == {("void", unknown)}
-    assert world.ask("unsatisfied(D)", now_us=100) == {("void",)}
+    assert world.ask("unknown_wanted(D, N)", now_us=50) == {(void, void)}
+    assert world.ask("unsatisfied(D)", now_us=100) == {(void,)}
 
 
 def test_garbage(world: World) -> None:
     world.history.say(world.copy(world.c, 0, "w0", SSD), world.copy(world.a, 0, "w0", SSD))
     everything = {(world.a,), (world.b,), (world.c,)}
     assert world.ask("garbage(N)", now_us=0) == everything
-    world.history.say(RetentionLease("l", world.b, "o", 100))
+    world.history.say(RetentionLease("l", world.id(world.b), "o", 100))
     assert world.ask("garbage(N)", now_us=99) == {(world.c,)}
     assert world.ask("garbage(N)", now_us=100) == everything
-    world.history.say(Demand("d", world.a, "", OBJECT, "o", "", 1, 0))
+    world.history.say(Demand("d", world.id(world.a), "", OBJECT, "o", "", 1, 0))
     assert world.ask("garbage(N)", now_us=100) == {(world.b,), (world.c,)}
     assert world.ask("garbage_copy(P, W, T, L)", now_us=100) == {
         (world.part(world.c, 0), "w0", SSD, "key")
     }
-    world.history.say(RetentionRoot("history", world.c))
+    world.history.say(RetentionRoot("history", world.id(world.c)))
     assert world.ask("garbage(N)", now_us=100) == set()
-    world.history.say(*world.parts[world.c], op=Op.RETRACT)
+    world.history.say(*world.parts[2], op=Op.RETRACT)
     assert world.ask("orphan_copy(P, W, T, L)") == {(world.part(world.c, 0), "w0", SSD, "key")}
 
 
