@@ -60,6 +60,9 @@ class LogLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     retry_ns: int = 500_000_000
     """A client without any answer for this long says hello again and resends."""
 
+    hello_ns: int = 1_000_000_000
+    """An idle client says hello this often, so that a log that lost facts is found out."""
+
     index_stride_bytes: int = 256 * 1024
     """The writer remembers the place of one frame per this many bytes of log."""
 

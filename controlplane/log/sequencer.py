@@ -210,9 +210,9 @@ class Sequencer:
     def _check_epoch(
         self, client: str, client_epoch: int, first: int, count: int
     ) -> NotTaken | None:
+        check_client_name(client)
         book = self._clients.get(client)
         if book is None:
-            check_client_name(client)
             if client_epoch < 0:
                 raise BadInputError(f"client {client}: epoch {client_epoch} is below 0")
             if len(self._clients) >= CLIENTS_MAX:

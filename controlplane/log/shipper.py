@@ -33,6 +33,8 @@ from pagetrail.controlplane.log.spool import Spool, SpoolReader
 from pagetrail.controlplane.log.wire import Refusal
 
 _BUSY_PAUSE_NS = 20_000_000
+_RECONNECT_MS = 3_600_000
+"""Later than any hello: reconnecting is the shipper's. (Off, -1, can hang after a failed CURVE.)"""
 _RECEIVE_MESSAGES = 1_024
 """Answers taken in one turn before shipping goes on."""
 
@@ -124,6 +126,9 @@ class Shipper:
             self._listener.stopped(ClientStoppedError(f"the spool failed: {error}"))
         except PagetrailError as error:
             self._listener.stopped(error)
+        except BaseException as error:
+            self._listener.stopped(ClientStoppedError(f"the shipper failed: {error!r}"))
+            raise
         finally:
             if self._reader is not None:
                 self._reader.close()
@@ -133,12 +138,11 @@ class Shipper:
 
     def _turn(self) -> None:
         now_ns = time.monotonic_ns()
-        if not self._welcomed:
-            if now_ns - self._heard_ns >= self._limits.retry_ns:
-                self._hello(now_ns)
-        elif self._flight and now_ns - self._heard_ns >= self._limits.retry_ns:
+        busy = self._flight or not self._welcomed
+        patience_ns = self._limits.retry_ns if busy else self._limits.hello_ns
+        if now_ns - self._heard_ns >= patience_ns:
             self._hello(now_ns)
-        else:
+        elif self._welcomed:
             self._ask()
             if now_ns >= self._pause_until_ns:
                 self._ship(now_ns)
@@ -148,7 +152,7 @@ class Shipper:
 
     def _wait(self, now_ns: int) -> None:
         """Sleep until an answer, a wake or the next thing that is due."""
-        due_ns = [now_ns + self._limits.retry_ns]
+        due_ns = [now_ns + min(self._limits.retry_ns, self._limits.hello_ns)]
         if self._unsynced_since_ns:
             due_ns.append(self._unsynced_since_ns + self._limits.spool_sync_after_ns)
         if now_ns < self._pause_until_ns:
@@ -173,11 +177,16 @@ class Shipper:
         )
 
     def _hello(self, now_ns: int) -> None:
-        """Connect afresh, so that nothing queued for the old connection is delivered late."""
+        """Connect afresh, so that nothing queued for the old connection is delivered late.
+
+        The socket never reconnects by itself: every connection begins with a hello, so a writer
+        that is behind is found out before it is given anything.
+        """
         if self._socket is not None:
             self._socket.close(0)
         self._socket = self._context.socket(zmq.DEALER)
         self._socket.set_hwm(0)
+        self._socket.set(zmq.RECONNECT_IVL, _RECONNECT_MS)
         if self._keys is not None:
             secure_client(self._socket, self._keys)
         self._socket.connect(self._endpoint)
@@ -196,9 +205,14 @@ class Shipper:
         )
         self._send(wire.HELLO, wire.encode(hello))
 
-    def _send(self, *parts: bytes) -> None:
-        if self._socket is not None:
-            self._socket.send_multipart(parts, zmq.NOBLOCK)
+    def _send(self, *parts: bytes) -> bool:
+        """Hand a message to the connection; False when it is gone, and a hello is due."""
+        try:
+            if self._socket is not None:
+                self._socket.send_multipart(parts, zmq.NOBLOCK)
+        except zmq.Again:
+            self._welcomed = False
+        return self._welcomed
 
     def _rewind(self) -> None:
         """Send again from the first unacknowledged transaction."""
@@ -225,7 +239,8 @@ class Shipper:
             header = wire.Append(self._request, self._client, self._lanes[0])
             if not self._flight:
                 self._heard_ns = now_ns
-            self._send(wire.APPEND, wire.encode(header), batch.payload)
+            if not self._send(wire.APPEND, wire.encode(header), batch.payload):
+                break
             self._flight.append((batch.next_client_seq, len(batch.payload)))
             self._flight_bytes += len(batch.payload)
 

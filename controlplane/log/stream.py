@@ -99,6 +99,7 @@ class LogStream:
         self._request = 0
         self._asked_ns = -self._limits.retry_ns
         self._outstanding = False
+        self._doubtful = False
         self._live = self._context.socket(zmq.SUB)
         self._live.set(zmq.RCVHWM, self._limits.live_frames)
         self._live.set(zmq.SUBSCRIBE, b"")
@@ -130,7 +131,8 @@ class LogStream:
                 return frames
             now_ns = time.monotonic_ns()
             due = now_ns - self._asked_ns >= self._limits.retry_ns
-            if (self._cursor.behind and not self._outstanding) or (self._outstanding and due):
+            behind = self._cursor.behind and not self._outstanding
+            if behind or (due and (self._outstanding or self._doubtful)):
                 self._fetch()
             left_ns = deadline_ns - now_ns
             if left_ns <= 0:
@@ -178,6 +180,7 @@ class LogStream:
             self._asker.connect(self._endpoint)
         self._request += 1
         self._outstanding = True
+        self._doubtful = False
         self._asked_ns = time.monotonic_ns()
         fetch = wire.Fetch(self._request, self._cursor.next_seq, self._limits.fetch_bytes)
         self._asker.send_multipart([wire.FETCH, wire.encode(fetch)], zmq.NOBLOCK)
@@ -217,6 +220,8 @@ class LogStream:
         return frames
 
     def _hear_live(self, head: wire.Head) -> None:
-        """Live messages may be older than what was fetched, so only a newer head counts."""
+        """A live message may be older than what was fetched: a low head is only a reason to ask."""
         if head.head >= self._cursor.next_seq:
             self._cursor.hear(head)
+        else:
+            self._doubtful = True
