@@ -5,7 +5,10 @@ from __future__ import annotations
 from pagetrail.catalog.errors import BadInputError
 from pagetrail.catalog.layout import pages_needed
 
-from .books import Shape
+from .books import Books, Shape
+from .growing import shared
+from .routes import Route
+from .runs import path_up
 
 
 def need(shape: Shape, rows: int, step_rows: int) -> tuple[int, ...]:
@@ -26,3 +29,30 @@ def saved(shape: Shape, adopted_columns: int, rows: int, step_rows: int) -> tupl
     """Pages of ``need`` that a stream never takes because it adopted columns."""
     own_columns = max(0, -(-rows // shape.page_tokens) - adopted_columns)
     return tuple([count - min(count, own_columns) for count in need(shape, rows, step_rows)])
+
+
+def growth(books: Books, route: Route, rows: int, step_rows: int) -> tuple[int, ...]:
+    """Pages per group that a route takes to reach ``rows`` rows, a copy on write included.
+
+    Counted from its advanced rows, whatever is in flight. A window group takes no more than what
+    its window needs beyond the pages that the route alone holds, for only those come back.
+    """
+    shape = books.shape
+    columns = route.columns
+    copied = route.rows < columns * shape.page_tokens and shared(route.end)
+    more = 0
+    if rows > route.rows:
+        more = max(0, -(-rows // shape.page_tokens) - columns) + copied
+    pages = []
+    for group, pool in enumerate(shape.pools):
+        count = more
+        if pool.window_tokens:
+            own = 0
+            for run in path_up(route.end):
+                if shared(run):
+                    break
+                own += len(run.pages[group])
+            bound = pages_needed(rows, pool.window_tokens, shape.page_tokens, step_rows)
+            count = min(more, max(0, bound - own))
+        pages.append(count)
+    return tuple(pages)

@@ -8,7 +8,7 @@ binary search. Replay needs no index: commands name nodes.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Iterator, Sequence
 
 from pagetrail.catalog.errors import BadInputError, InvariantError
 
@@ -28,9 +28,9 @@ class PrefixIndex:
                 "make the index when the owner is new"
             )
         self._owner = owner
-        self._changes: dict[Hashable, bool] | None = None
-        self._nodes: dict[Hashable, int] = {}  # page digest -> node
-        self._digests: dict[int, list[Hashable]] = {}  # node -> digests of its columns
+        self._changes: dict[bytes, bool] | None = None
+        self._nodes: dict[bytes, int] = {}  # page digest -> node
+        self._digests: dict[int, list[bytes]] = {}  # node -> digests of its columns
         owner.observe_kept(self)
 
     def __len__(self) -> int:
@@ -38,7 +38,7 @@ class PrefixIndex:
         return len(self._nodes)
 
     def match(
-        self, page_digests: Sequence[Hashable], columns_max: int | None = None
+        self, page_digests: Sequence[bytes], columns_max: int | None = None
     ) -> tuple[int, int]:
         """The longest kept prefix of at most ``columns_max`` pages: (node it ends in, columns).
 
@@ -55,7 +55,7 @@ class PrefixIndex:
                 high = middle - 1
         return (nodes[page_digests[low - 1]], low) if low else (0, 0)
 
-    def record(self, stream: int, page_digests: Sequence[Hashable]) -> None:
+    def record(self, stream: int, page_digests: Sequence[bytes]) -> None:
         """After a PromptKept of this stream: name the content of the nodes that it created.
 
         ``page_digests[c]`` is the digest of column ``c``, for every column kept. Raises
@@ -81,7 +81,11 @@ class PrefixIndex:
             if self._changes is not None:
                 self._changes.update(dict.fromkeys(digests, True))
 
-    def take_changes(self) -> tuple[list[Hashable], list[Hashable]]:
+    def digests(self) -> Iterator[bytes]:
+        """Every indexed page."""
+        return iter(self._nodes)
+
+    def take_changes(self) -> tuple[list[bytes], list[bytes]]:
         """Digests that came and that went since the last call; the first call tells them all.
 
         Bounded by the pages of the owner and by how often the caller asks.
@@ -112,7 +116,7 @@ class PrefixIndex:
         if not columns:
             del self._digests[node]
 
-    def _known(self, node: int) -> list[Hashable]:
+    def _known(self, node: int) -> list[bytes]:
         digests = self._digests.get(node)
         if digests is None:
             raise InvariantError(

@@ -23,7 +23,7 @@ from .appends import Append, Shortfall
 from .books import Books, Shape
 from .check import check
 from .commands import OPERATIONS
-from .demand import need, saved
+from .demand import growth, need, saved
 from .kept import KeptObserver
 from .routes import Route
 from .runs import NO_NUMBER, Run, path_down, path_up
@@ -138,6 +138,14 @@ class PageOwner:
         """
         self._books.tree.locate(node, columns)
         return saved(self._books.shape, columns, rows, step_rows)
+
+    def growth(self, stream: int, rows: int, step_rows: int = 1) -> tuple[int, ...]:
+        """Pages that a stream takes to reach ``rows`` rows, a copy on write included.
+
+        What exceeds ``promised(stream)`` must be promised first: if too little is available, kept
+        prompts go, then another stream is preempted.
+        """
+        return growth(self._books, self._books.route(stream), rows, step_rows)
 
     @property
     def kept_columns(self) -> int:
