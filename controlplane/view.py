@@ -72,9 +72,10 @@ class EvictRecorded(msgspec.Struct, frozen=True, array_like=True):
 
 
 class RestoreRecorded(msgspec.Struct, frozen=True, array_like=True):
-    """The catalog look-up of a restore decision."""
+    """The catalog look-up of a restore decision, and what lies in host memory."""
 
     lookup: PrefixLookup
+    ram_chunks: int = 0  # chunks in this worker's memory, without a gap from the first missing
 
 
 class CheckpointRecorded(msgspec.Struct, frozen=True, array_like=True):
@@ -350,7 +351,11 @@ class WorkerView:
         )
 
     def restore_inputs(
-        self, stream: int, catalog: Catalog, entries: tuple[Entry, ...]
+        self,
+        stream: int,
+        recorded: RestoreRecorded,
+        catalog: Catalog,
+        entries: tuple[Entry, ...],
     ) -> RestoreInputs:
         """The complete inputs of a restore-source decision for a stream that was admitted."""
         queued = self.running[stream]
@@ -362,8 +367,17 @@ class WorkerView:
             page_tokens=self.start.page_tokens,
             pages_for_restore=min(self.owner.promised(stream)),
             prefill_ns_per_token=self.cost(Metric.PREFILL_NS_PER_TOKEN),
-            options=self._restore_options(catalog, entries, resident, reusable),
+            options=self._ram_option(recorded.ram_chunks, resident, reusable)
+            + self._restore_options(catalog, entries, resident, reusable),
         )
+
+    def _ram_option(self, chunks: int, resident: int, reusable: int) -> tuple[RestoreOption, ...]:
+        if not chunks:
+            return ()
+        reached = (resident // self.start.chunk_tokens + chunks) * self.start.chunk_tokens
+        ns_per_mib = self.cost(Metric.RAM_NS_PER_MIB) + self.cost(Metric.UPLOAD_NS_PER_MIB)
+        cost_ns = chunks * self.start.chunk_bytes * ns_per_mib // MIB
+        return (RestoreOption(Tier.RAM, "", min(reached, reusable), cost_ns),)
 
     def _restore_options(
         self, catalog: Catalog, entries: tuple[Entry, ...], resident: int, reusable: int

@@ -87,6 +87,7 @@ class Ended:
     attempt: int
     reason: FinishReason
     cached_tokens: int  # verified rows the prompt did not have to compute
+    resident_tokens: int  # of those, on the device when it was admitted
     ttft_ns: int  # from the worker's acceptance to its first token; 0: there was none
 
 

@@ -32,6 +32,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
+from typing import Protocol
 
 from pagetrail.catalog.envelope import Cause
 from pagetrail.catalog.facts import KindId
@@ -134,6 +135,13 @@ class PublisherState:
     tier_free_bytes: int  # -1 unbounded
 
 
+class HostMemory(Protocol):
+    """Chunks in the worker's own memory, which no catalog knows of."""
+
+    def leading(self, prompt: tuple[bytes, ...], first: int) -> int:
+        """How many of a prompt's chunks from place ``first`` on are there without a gap."""
+
+
 @dataclass(slots=True)
 class WorkerMachine:
     """One worker epoch; see the module's theory of operation."""
@@ -141,6 +149,7 @@ class WorkerMachine:
     decider: Decider
     start: WorkerStarted
     catalog: Catalog
+    memory: HostMemory | None = None
     evicted_columns: int = 0
     prefix: PrefixIndex = field(init=False)
     _live: dict[int, _Live] = field(default_factory=dict)
@@ -175,6 +184,11 @@ class WorkerMachine:
     def stream_of(self, number: int, attempt: int) -> int:
         """The stream of an attempt that has not ended."""
         return self._streams[(number, attempt)][0]
+
+    def attempt_of(self, stream: int) -> tuple[int, int]:
+        """(number, attempt) of a stream that has not ended."""
+        live = self._live[stream]
+        return live.number, live.attempt
 
     def resident_at_start(self, stream: int) -> int:
         """Prompt rows that were on the device when the stream was admitted."""
@@ -360,8 +374,10 @@ class WorkerMachine:
         resident = self.view.owner.rows(live.stream)
         live.cached_tokens = live.resident_tokens = resident
         lookup, entries = look_up(self.catalog, self.start.fingerprint, prompt.chunks)
-        recorded = RestoreRecorded(lookup)
-        inputs = self.view.restore_inputs(live.stream, self.catalog, entries)
+        first = resident // self.start.chunk_tokens
+        in_memory = self.memory.leading(prompt.chunks, first) if self.memory is not None else 0
+        recorded = RestoreRecorded(lookup, in_memory)
+        inputs = self.view.restore_inputs(live.stream, recorded, self.catalog, entries)
         evaluation, decided = self.decider.evaluate(
             KindId.RESTORE, inputs, live.stream, self.catalog.position, recorded
         )
@@ -553,4 +569,13 @@ class WorkerMachine:
         if streams:
             return []
         del self._streams[(live.number, live.attempt)]
-        return [Ended(live.number, live.attempt, reason, live.cached_tokens, live.first_token_ns)]
+        return [
+            Ended(
+                live.number,
+                live.attempt,
+                reason,
+                live.cached_tokens,
+                live.resident_tokens,
+                live.first_token_ns,
+            )
+        ]

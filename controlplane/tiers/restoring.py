@@ -12,7 +12,7 @@ verified prefix, never more.
     arrived, bad          nothing more is read; DropLocal when the copy is this worker's own
     nothing outstanding   Restored(rows)
 
-Pure: it holds no bytes and does no I/O.
+Pure: it looks at no bytes and does no I/O; ``payloads`` is where its driver keeps what came early.
 """
 
 from __future__ import annotations
@@ -76,6 +76,7 @@ class Restoring:
     tokens: int
     chunks: tuple[ChunkToRead, ...]
     window: int
+    payloads: dict[int, tuple[bytes, ...]] = field(default_factory=dict)
     _asked: int = 0
     _outstanding: int = 0
     _written: int = 0

@@ -30,6 +30,7 @@ class Arena:
                 f"the model has {len(groups)} page groups, {len(pages)} pool sizes were given"
             )
         self._device = device
+        self.groups = tuple(groups)
         self.page_tokens = page_tokens
         self.pages = tuple(pages)
         self.pools: tuple[tuple[PagePool, ...], ...] = tuple(
@@ -66,6 +67,23 @@ class Arena:
             size = pool.spec.layers * (end - start) * pool.spec.row_bytes
             self._device.scatter(pool, page_ids, start, end, view[at : at + size])
             at += size
+
+    def cut(self, group: int, payload: bytes, rows: int, first: int, last: int) -> bytes:
+        """Rows ``[first, last)`` of a captured range of ``rows`` rows, in canonical order too."""
+        if not 0 <= first <= last <= rows or len(payload) != rows * self.row_bytes(group):
+            raise BadInputError(
+                f"cannot cut rows [{first}, {last}) out of {len(payload)} bytes of {rows} rows"
+            )
+        if (first, last) == (0, rows):
+            return payload
+        view: npt.NDArray[np.uint8] = np.frombuffer(payload, np.uint8)
+        parts, at = [], 0
+        for pool in self._group(group):
+            size = pool.spec.layers * rows * pool.spec.row_bytes
+            block = view[at : at + size].reshape(pool.spec.layers, rows, pool.spec.row_bytes)
+            parts.append(block[:, first:last].tobytes())
+            at += size
+        return b"".join(parts)
 
     def poison(self, group: int, page_ids: Int32s) -> None:
         """Fill released pages with NaN."""

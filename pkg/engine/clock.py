@@ -1,0 +1,44 @@
+"""Where a worker's times come from: the machine's clocks, or a count for deterministic runs."""
+
+from __future__ import annotations
+
+import time
+from typing import Protocol
+
+
+class Clock(Protocol):
+    """A worker's times."""
+
+    def now_us(self) -> int:
+        """Microseconds since the epoch, for arrivals and deadlines."""
+
+    def now_ns(self) -> int:
+        """Nanoseconds, for durations; never steps back."""
+
+
+class MachineClock:
+    """The machine's clocks."""
+
+    def now_us(self) -> int:
+        """Microseconds since the epoch."""
+        return time.time_ns() // 1000
+
+    def now_ns(self) -> int:
+        """The monotonic clock."""
+        return time.monotonic_ns()
+
+
+class LogicalClock:
+    """A clock that only counts how often it was asked; equal runs read equal times."""
+
+    def __init__(self) -> None:
+        self._asked = 0
+
+    def now_us(self) -> int:
+        """One more than at the last question."""
+        self._asked += 1
+        return self._asked
+
+    def now_ns(self) -> int:
+        """One microsecond more than at the last question."""
+        return self.now_us() * 1000

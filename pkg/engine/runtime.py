@@ -1,0 +1,446 @@
+"""The engine thread of a worker: one loop that owns the machine, the pages and the model.
+
+Every round it takes what other threads queued (offers, log frames, transfers), lets the machine
+decide, spools what was decided, carries the effects out, and runs one planned step of the model.
+So all decisions of a worker have one order, and nothing that follows from a decision happens, and
+no token leaves, before the decision is in the spool. It waits for no disk and no network: those
+are other threads' work, and a full queue there is an answer here.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from pagetrail.catalog.envelope import Transaction
+from pagetrail.catalog.errors import BadInputError, InvariantError
+from pagetrail.catalog.identity import chain, prefix_chain, salted_root
+from pagetrail.catalog.index import LiveIndex
+from pagetrail.catalog.kinds.router import Answer
+from pagetrail.catalog.kinds.worker import Metric
+from pagetrail.controlplane import scheduler
+from pagetrail.controlplane.cluster import wire
+from pagetrail.controlplane.cluster.messages import (
+    Answered,
+    Capture,
+    Ended,
+    Forked,
+    Incoming,
+    Offer,
+    Prompt,
+    Restore,
+    Run,
+    Stop,
+    WorkerEffect,
+)
+from pagetrail.controlplane.cluster.worker import WorkerMachine
+from pagetrail.controlplane.log.errors import HeadroomError
+from pagetrail.controlplane.log.frames import Frame
+from pagetrail.controlplane.pages.appends import Append, Shortfall
+from pagetrail.kernels.abi import Floats
+from pagetrail.log_follow import shown_of
+from pagetrail.tiers.threads import ChunkArrived, ChunkStored
+
+from .clock import Clock
+from .model import EngineModel, PageTable, RowSpec
+from .sampling import sample
+from .streams import (
+    ActiveStream,
+    TokenLogprobs,
+    decode_generation,
+    encode_logprobs,
+)
+from .transfers import Transfers
+
+INBOX_MAX = 65_536
+IDLE_WAIT_S = 0.02
+HEADROOM_BYTES = 64 * 1024
+ERROR_TEXT_MAX = 300
+
+Item = wire.Message | list[Frame] | ChunkArrived | ChunkStored
+
+
+class Spool(Protocol):
+    """The worker's client of the log."""
+
+    def spool(self, transactions: list[Transaction]) -> None:
+        """Take over transactions that the journal has numbered."""
+
+    def reserve(self, size_bytes: int) -> Callable[[], None]:
+        """Room for one request's facts; the answer releases it. HeadroomError when short."""
+
+
+@dataclass(frozen=True, slots=True)
+class RuntimeOptions:
+    """Bounds of the loop. ``measure`` False keeps the configured costs (deterministic runs)."""
+
+    budgets: scheduler.Budgets
+    heartbeat_ns: int
+    measure: bool
+
+
+class Runtime:
+    """See the module. ``send`` hands a message to the gateway link and must only queue."""
+
+    def __init__(
+        self,
+        machine: WorkerMachine,
+        model: EngineModel,
+        index: LiveIndex,
+        spool: Spool,
+        transfers: Transfers,
+        clock: Clock,
+        send: Callable[[wire.Message], None],
+        options: RuntimeOptions,
+        inbox: queue.Queue[Item],
+    ) -> None:
+        self._machine = machine
+        self._model = model
+        self._index = index
+        self._spool = spool
+        self._transfers = transfers
+        self._clock = clock
+        self._send = send
+        scheduler.check_budgets(options.budgets)
+        self._options = options
+        self._inbox = inbox
+        self._streams: dict[int, ActiveStream] = {}
+        self._offers: dict[tuple[int, int], wire.OfferWire] = {}
+        self._headroom: dict[tuple[int, int], Callable[[], None]] = {}
+        self._lanes: tuple[int, ...] = (0,) * options.budgets.sequences
+        self._beat_ns = -(1 << 62)
+        self._events = 0
+        self._whole = True
+        self.flight = scheduler.FlightRecorder()
+
+    # ---- the loop
+
+    def run(self, stopping: threading.Event) -> None:
+        """Serve until told to stop; then end what runs, and write the last keyframe."""
+        while not stopping.is_set():
+            self.turn(idle_wait_s=IDLE_WAIT_S)
+        for number, attempt in list(self._offers):
+            self._act(self._machine.cancelled(number, attempt))
+        self._machine.close()
+        self._drain()
+
+    def turn(self, idle_wait_s: float) -> bool:
+        """One round; False when there was nothing to do."""
+        busy = self._take(idle_wait_s if not self._has_work() else 0.0)
+        self._act(self._machine.admit_waiting(self._clock.now_us()))
+        stepped = self._step()
+        self._drain()
+        self._beat_if_due()
+        return busy or stepped
+
+    def _has_work(self) -> bool:
+        return any(stream.ready and stream.finish is None for stream in self._streams.values())
+
+    def _take(self, wait_s: float) -> bool:
+        took = False
+        while True:
+            try:
+                item = self._inbox.get(timeout=wait_s) if wait_s else self._inbox.get_nowait()
+            except queue.Empty:
+                return took
+            took, wait_s = True, 0.0
+            self._handle(item)
+
+    def _handle(self, item: Item) -> None:
+        match item:
+            case list():
+                for frame in item:
+                    self._follow(frame)
+            case wire.OfferWire():
+                self._offered(item)
+            case wire.CancelWire():
+                self._act(self._machine.cancelled(item.number, item.attempt))
+            case wire.Resync():
+                self._whole = True
+                self._beat_ns = -(1 << 62)
+            case ChunkArrived():
+                self._act(self._transfers.arrived(item))
+            case ChunkStored():
+                self._transfers.stored(item)
+                self._drain()
+            case _:
+                pass  # a greeting; nothing follows from it
+
+    def _drain(self) -> None:
+        written = self._machine.decider.drain()
+        if written:
+            self._spool.spool(written)
+
+    def _act(self, effects: list[WorkerEffect]) -> None:
+        self._drain()
+        for effect in effects:
+            self._perform(effect)
+
+    # ---- the log
+
+    def _follow(self, frame: Frame) -> None:
+        self._index.apply(frame.facts())
+        start = self._machine.start
+        for shown in shown_of(frame, start.worker, start.worker_epoch):
+            if shown.refused:
+                self._transfers.publisher.refused(shown.client_seq, shown.actual)
+            else:
+                self._transfers.publisher.shown(shown.client_seq)
+        self._drain()
+
+    # ---- offers
+
+    def _offered(self, offer: wire.OfferWire) -> None:
+        key = (offer.number, offer.attempt)
+        if key not in self._offers:
+            try:
+                self._headroom[key] = self._spool.reserve(HEADROOM_BYTES)
+            except HeadroomError:
+                self._send(wire.AnswerWire(*key, Answer.DECLINED))
+                return
+            self._offers[key] = offer
+        effects = self._machine.offered(self._value_of(offer), self._clock.now_us())
+        declined = any(
+            isinstance(effect, Answered) and effect.answer is not Answer.ACCEPTED
+            for effect in effects
+        )
+        if declined:
+            self._release(key)
+        self._act(effects)
+
+    def _value_of(self, offer: wire.OfferWire) -> Offer:
+        """The offer as the machine knows it; digests are computed here, never believed."""
+        return Offer(
+            number=offer.number,
+            attempt=offer.attempt,
+            worker=offer.worker,
+            worker_epoch=offer.worker_epoch,
+            incoming=Incoming(
+                request=offer.request,
+                tenant=offer.tenant,
+                priority=offer.priority,
+                deadline_us=offer.deadline_us,
+                prompt=prompt_of(
+                    offer.tokens,
+                    offer.salt,
+                    self._machine.start.page_tokens,
+                    self._machine.start.chunk_tokens,
+                ),
+                max_new_tokens=offer.max_new_tokens,
+                samples=offer.samples,
+            ),
+            generated=len(offer.tokens) - offer.prompt_tokens,
+        )
+
+    def _release(self, key: tuple[int, int]) -> None:
+        self._offers.pop(key, None)
+        release = self._headroom.pop(key, None)
+        if release is not None:
+            release()
+
+    # ---- effects
+
+    def _perform(self, effect: WorkerEffect) -> None:
+        match effect:
+            case Answered():
+                self._send(wire.AnswerWire(effect.number, effect.attempt, effect.answer))
+            case Ended():
+                self._ended(effect)
+            case Restore():
+                self._begin(effect.stream)
+                self._act(self._transfers.restore(effect))
+            case Run():
+                self._begin(effect.stream)
+                self._streams[effect.stream].processed = effect.rows
+                self._streams[effect.stream].ready = True
+            case Forked():
+                source = self._streams[effect.source]
+                self._streams[effect.stream] = source.twin(
+                    effect.stream, effect.sample, self._model.tokenizer
+                )
+            case Capture():
+                self._act(self._transfers.capture(effect))
+            case Stop():
+                self._stop(effect.stream)
+
+    def _begin(self, stream: int) -> None:
+        if stream in self._streams:
+            return
+        key = self._machine.attempt_of(stream)
+        offer = self._offers[key]
+        self._streams[stream] = ActiveStream.begin(
+            stream,
+            offer,
+            decode_generation(offer.sampling),
+            self._model.tokenizer,
+            arrival_us=self._clock.now_us(),
+            accepted_ns=self._clock.now_ns(),
+        )
+
+    def _ended(self, ended: Ended) -> None:
+        key = (ended.number, ended.attempt)
+        self._release(key)
+        self._send(
+            wire.EndedWire(
+                number=ended.number,
+                attempt=ended.attempt,
+                reason=ended.reason,
+                cached_tokens=ended.cached_tokens,
+                resident_tokens=ended.resident_tokens,
+                ttft_ns=ended.ttft_ns,
+                message="",
+            )
+        )
+
+    def _stop(self, stream: int) -> None:
+        """The CPU device has nothing in flight between steps, so a stop is done at once."""
+        self._transfers.abandon(stream)
+        self._streams.pop(stream, None)
+        self._act(self._machine.closed(stream))
+
+    # ---- steps
+
+    def _step(self) -> bool:
+        for active in [stream for stream in self._streams.values() if stream.must_fork]:
+            active.forked = True
+            self._act(self._machine.fork(active.stream))
+        work = [active.work() for active in self._streams.values()]
+        if not any(item.ready for item in work):
+            return False
+        budgets = self._options.budgets
+        plan = scheduler.plan(work, self._lanes, budgets)
+        self.flight.record(work, self._lanes, budgets, plan)
+        self._lanes = scheduler.lanes_after(plan, budgets.sequences)
+        self._park(plan)
+        if not plan.selected:
+            return False
+        started_ns = self._clock.now_ns()
+        rows, appends = [], []
+        for item in plan.selected:
+            append, spec = self._rows_of(item)
+            appends.append(append)
+            rows.append(spec)
+        self._drain()
+        logits = self._model.step(rows)
+        step_ns = self._clock.now_ns() - started_ns
+        place = 0
+        for item, append, spec in zip(plan.selected, appends, rows, strict=True):
+            active = self._streams[item.stream]
+            self._machine.view.owner.commit(append, item.rows)
+            active.processed += item.rows
+            if active.first_token_ns == 0:
+                active.prefill_ns += step_ns * item.rows // plan.rows
+                active.prefill_rows += item.rows
+            if spec.wanted:
+                self._token(active, logits[place])
+                place += spec.wanted
+        for item in plan.selected:
+            self._finish_if_done(item.stream)
+        return True
+
+    def _park(self, plan: scheduler.Plan) -> None:
+        for item in plan.selected:
+            self._streams[item.stream].parked_steps = 0
+        for stream, reason in plan.deferred:
+            if reason != scheduler.Deferred.BLOCKED:
+                self._streams[stream].parked_steps += 1
+
+    def _rows_of(self, item: scheduler.Selected) -> tuple[Append, RowSpec]:
+        active = self._streams[item.stream]
+        owner = self._machine.view.owner
+        append = owner.reserve(item.stream, item.rows)
+        if isinstance(append, Shortfall):
+            raise InvariantError(
+                f"stream {item.stream} needs {append.pages} pages beyond its promise for "
+                f"{item.rows} rows; admission promised every row it may write"
+            )
+        for group, (source, target) in enumerate(append.copies):
+            if source >= 0:
+                self._model.copy_page(source, target, group)
+        tables = tuple(
+            PageTable(np.asarray(owner.page_table(item.stream, group), np.int32))
+            for group in range(len(self._machine.start.pools))
+        )
+        end = active.processed + item.rows
+        wanted = 1 if end == len(active.tokens) else 0
+        tokens = active.tokens[active.processed : end]
+        return append, RowSpec(tables, active.processed, tokens, wanted)
+
+    def _token(self, active: ActiveStream, logits: Floats) -> None:
+        position = len(active.tokens)
+        chosen = sample(logits, active.params, position, active.counts)
+        logprobs = None
+        if chosen.logprob is not None:
+            logprobs = TokenLogprobs(chosen.logprob, chosen.top)
+        first = active.generated
+        active.append(chosen.token, logprobs)
+        if active.first_token_ns == 0:
+            active.first_token_ns = self._clock.now_ns() - active.accepted_ns
+            if active.sample == 0:
+                self._machine.first_token(active.stream, active.first_token_ns)
+                if self._options.measure and active.prefill_rows:
+                    per_token = active.prefill_ns // active.prefill_rows
+                    self._machine.measured(Metric.PREFILL_NS_PER_TOKEN, per_token)
+        self._drain()
+        self._send(
+            wire.TokensWire(
+                number=active.number,
+                attempt=active.attempt,
+                sample=active.sample,
+                first=first,
+                tokens=(chosen.token,),
+                logprobs=encode_logprobs([logprobs] if logprobs is not None else []),
+                finish=-1 if active.finish is None else int(active.finish),
+            )
+        )
+
+    def _finish_if_done(self, stream: int) -> None:
+        active = self._streams.get(stream)
+        if active is None or active.finish is None:
+            return
+        del self._streams[stream]
+        self._act(self._machine.done(stream, active.finish, self._transfers.publisher_state()))
+
+    # ---- heartbeats
+
+    def _beat_if_due(self) -> None:
+        now_ns = self._clock.now_ns()
+        if now_ns - self._beat_ns < self._options.heartbeat_ns:
+            return
+        self._beat_ns = now_ns
+        whole = self._whole
+        self._whole = False
+        came, gone = self._machine.prefix.take_changes()
+        if whole:
+            came, gone = list(self._machine.prefix.digests()), []
+        self._events += len(came) + len(gone)
+        self._send(
+            wire.Beat(self._machine.observe(), self._events, tuple(came), tuple(gone), whole)
+        )
+
+
+def prompt_of(
+    tokens: tuple[int, ...], salt: bytes | None, page_tokens: int, chunk_tokens: int
+) -> Prompt:
+    """A prompt's digests. Whole pages may be kept, whole chunks stored, and the last token never
+    reused."""
+    if not tokens:
+        raise BadInputError("a prompt has at least one token")
+    root = salted_root(salt)
+    body = np.asarray(tokens, np.int64)
+    whole_pages, whole_chunks = len(tokens) // page_tokens, len(tokens) // chunk_tokens
+    pages = prefix_chain(body[: whole_pages * page_tokens], page_tokens, root)
+    chunks = prefix_chain(body[: whole_chunks * chunk_tokens], chunk_tokens, root)
+    return Prompt(
+        tokens=len(tokens),
+        digest=chain(root, body),
+        root=root,
+        pages=pages,
+        chunks=chunks,
+        adoptable=(len(tokens) - 1) // page_tokens,
+    )
