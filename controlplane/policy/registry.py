@@ -79,7 +79,7 @@ def evaluator(name: str) -> AnyEvaluator:
     )
 
 
-def weights(name: str, values: Mapping[str, int] | None = None) -> msgspec.Struct:
+def weights_from(name: str, values: Mapping[str, int] | None = None) -> msgspec.Struct:
     """An evaluator's weights: its defaults, with ``values`` by field name in their place.
 
     Raises BadInputError for a name the evaluator does not weigh, or a value outside its bounds.

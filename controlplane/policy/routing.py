@@ -10,7 +10,7 @@ import msgspec
 from pagetrail.catalog.facts import KindId
 from pagetrail.catalog.kinds.content import Tier
 
-from .inputs import RouteCandidate, RouteChoice, RouteInputs, RouteReason
+from .inputs import RouteChoice, RouteInputs, RouteReason
 from .types import Evaluation, Term
 
 # Plain integers: members of an enumeration are slower to look up and to encode.
@@ -93,7 +93,13 @@ def _rows(inputs: RouteInputs) -> list[_Row]:
         queue_ns = candidate.queue_ns
         per_token_ns = candidate.prefill_ns_per_token
         first_token_ns = candidate.first_token_ns
-        closed = _closed(candidate, sequence_tokens)
+        closed = 0
+        if not candidate.online:
+            closed = _OFFLINE
+        elif not candidate.model_loaded:
+            closed = _MODEL_NOT_LOADED
+        elif sequence_tokens > candidate.context_tokens:
+            closed = _CONTEXT_EXCEEDED
         declined = _EXCLUDED if excluded and candidate.worker in excluded else 0
         resident = 0
         for boundary in boundaries:
@@ -133,15 +139,6 @@ def _rows(inputs: RouteInputs) -> list[_Row]:
                 )
             )
     return rows
-
-
-def _closed(candidate: RouteCandidate, sequence_tokens: int) -> int:
-    """Why none of the worker's boundaries can be chosen, 0 when they can."""
-    if not candidate.online:
-        return _OFFLINE
-    if not candidate.model_loaded:
-        return _MODEL_NOT_LOADED
-    return _CONTEXT_EXCEEDED if sequence_tokens > candidate.context_tokens else 0
 
 
 def _best(inputs: RouteInputs, rows: list[_Row]) -> tuple[RouteChoice, int, int]:
