@@ -13,7 +13,7 @@ from zmq.auth import create_certificates, load_certificate
 
 from pagetrail.catalog.errors import BadInputError
 from pagetrail.config import SocketsConfig
-from pagetrail.controlplane.log.endpoints import ServerKeys
+from pagetrail.controlplane.log.endpoints import ClientKeys, ServerKeys
 
 CLIENT_KEYS_MAX = 10_000
 
@@ -35,6 +35,23 @@ def server_keys(sockets: SocketsConfig) -> ServerKeys | None:
     return ServerKeys(
         public=public, secret=secret, clients=_public_keys(Path(sockets.client_keys_directory))
     )
+
+
+def client_keys(sockets: SocketsConfig) -> ClientKeys | None:
+    """The keys of a process that connects to the writer; None when none are configured.
+
+    Raises BadInputError as `server_keys` does.
+    """
+    if sockets.secret_key_file is None and sockets.writer_public_key_file is None:
+        return None
+    if sockets.secret_key_file is None or sockets.writer_public_key_file is None:
+        raise BadInputError(
+            "sockets.secret_key_file and sockets.writer_public_key_file go together; set both, or "
+            "neither for a writer on loopback"
+        )
+    public, secret = _secret_pair(Path(sockets.secret_key_file))
+    server, _ = _certificate(Path(sockets.writer_public_key_file))
+    return ClientKeys(public=public, secret=secret, server=server)
 
 
 def create_key_pair(directory: Path, name: str) -> tuple[Path, Path]:

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
+from pagetrail.commands.facts_follow import follow
+from pagetrail.commands.facts_print import kind_ids, print_fact
 from pagetrail.commands.facts_query import query
 from pagetrail.commands.options import log_option
 
@@ -25,7 +27,8 @@ def command() -> None:
     """Look into the log of a run."""
 
 
-command.add_command(query)
+for subcommand in (follow, query):
+    command.add_command(subcommand)
 
 
 @command.command()
@@ -42,15 +45,10 @@ def tail(
     log: Path, from_seq: int | None, lines: int | None, kinds: tuple[str, ...], as_json: bool
 ) -> None:
     """Print facts, the newest last."""
-    from pagetrail.fact_text import fact_line, fact_object
-
-    facts = _facts(log, from_seq or 0, _kind_ids(kinds))
+    facts = _facts(log, from_seq or 0, kind_ids(kinds))
     chosen = deque(facts, lines or 20) if from_seq is None else islice(facts, lines)
     for fact in chosen:
-        if as_json:
-            click.echo(msgspec.json.encode(fact_object(fact)))
-        else:
-            click.echo(fact_line(fact))
+        print_fact(fact, as_json)
 
 
 @command.command()
@@ -98,14 +96,3 @@ def _facts(log: Path, from_seq: int, kinds: frozenset[int] | None) -> Iterator[F
         for fact in frame.facts():
             if fact.seq >= from_seq and (kinds is None or fact.kind in kinds):
                 yield fact
-
-
-def _kind_ids(names: tuple[str, ...]) -> frozenset[int] | None:
-    """The ids of named kinds, None when none is named."""
-    from pagetrail.catalog.facts import KIND_OF_NAME
-    from pagetrail.names import unknown_name
-
-    for name in names:
-        if name not in KIND_OF_NAME:
-            raise unknown_name("kind of fact", name, KIND_OF_NAME, "see docs/facts.md")
-    return frozenset(int(KIND_OF_NAME[name].id) for name in names) or None

@@ -8,7 +8,9 @@ import pytest
 
 from pagetrail.catalog.errors import BadInputError
 from pagetrail.config import SocketsConfig
-from pagetrail.curve_keys import create_key_pair, server_keys
+from pagetrail.controlplane.log.stream import LogStream
+from pagetrail.controlplane.log.writer import EmbeddedWriter
+from pagetrail.curve_keys import client_keys, create_key_pair, server_keys
 
 
 @pytest.fixture
@@ -30,6 +32,38 @@ def test_the_writer_lets_in_every_client_of_the_directory(sockets: SocketsConfig
     assert keys is not None
     assert len(set(keys.clients)) == 2
     assert {len(key) for key in (keys.public, keys.secret, *keys.clients)} == {40}
+
+
+def test_a_client_holds_its_own_pair_and_the_writer_s_public_key(
+    sockets: SocketsConfig, tmp_path: Path
+) -> None:
+    mine = SocketsConfig(
+        secret_key_file=str(tmp_path / "clients/worker-0.key_secret"),
+        writer_public_key_file=str(tmp_path / "writer.key"),
+    )
+    own, writer = client_keys(mine), server_keys(sockets)
+    assert own is not None
+    assert writer is not None
+    assert own.server == writer.public
+    assert own.public in writer.clients
+    assert client_keys(SocketsConfig()) is None
+    with pytest.raises(BadInputError, match="go together"):
+        client_keys(SocketsConfig(secret_key_file=mine.secret_key_file))
+
+
+def test_a_writer_with_keys_serves_its_clients_and_no_one_else(
+    sockets: SocketsConfig, tmp_path: Path
+) -> None:
+    mine = SocketsConfig(
+        secret_key_file=str(tmp_path / "clients/worker-0.key_secret"),
+        writer_public_key_file=str(tmp_path / "writer.key"),
+    )
+    with EmbeddedWriter(tmp_path / "run", keys=server_keys(sockets)) as writer:
+        places = (writer.endpoint, writer.publish_endpoint)
+        with LogStream(*places, keys=client_keys(mine)) as known:
+            assert known.poll(30)
+        with LogStream(*places) as stranger:
+            assert stranger.poll(1) == []
 
 
 def test_one_setting_without_the_other_is_refused(sockets: SocketsConfig) -> None:

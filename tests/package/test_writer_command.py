@@ -77,6 +77,26 @@ def test_tail_prints_the_newest_facts_last(run_directory: Path) -> None:
     assert "+writer_epoch_started writer_epoch=2 " in line
 
 
+def test_follow_prints_what_tail_prints_and_then_what_is_new(run_directory: Path) -> None:
+    with EmbeddedWriter(run_directory) as writer:
+        places = ("--endpoint", writer.endpoint, "--publish", writer.publish_endpoint)
+        old = pagetrail("facts", "follow", *places, "--json", "--lines", "3")
+        assert old.exit_code == 0, old.output
+        assert [json.loads(line) for line in old.stdout.splitlines()] == tail_objects(run_directory)
+        process = subprocess.Popen(
+            [*PAGETRAIL, "facts", "follow", *places, "--from", "2", "--lines", "2"],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert process.stdout is not None
+        with process.stdout as lines:
+            assert lines.readline().startswith("2 ")
+            with FactClient.open(run_directory, "asker", writer.endpoint) as client:
+                client.append([fact(Layout(bytes(32), b""))])
+                assert lines.readline().startswith("3 ")
+        assert process.wait(30) == 0
+
+
 def test_a_line_of_tail_cuts_long_values_and_json_does_not(tmp_path: Path) -> None:
     layout = Layout(bytes(32), bytes(1_000))
     with (
