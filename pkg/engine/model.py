@@ -7,27 +7,27 @@ is the caller's (page owner and planner). Not thread-safe: one engine thread own
 
 from __future__ import annotations
 
-import hashlib
-import struct
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, is_dataclass
-from enum import IntEnum
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from pagetrail.catalog import identity
 from pagetrail.catalog.errors import BadInputError
+from pagetrail.catalog.layout import StateLayout
 from pagetrail.kernels.abi import Floats, Int32s, Storage
 from pagetrail.kernels.cpu_open import open_cpu
 from pagetrail.kernels.device import StepDevice
 from pagetrail.kernels.plan import Cut, SequenceRows, plan
 
 from .arena import Arena
+from .compatibility import compatibility
 from .decoder import Batch, Decoder
-from .descriptor import MlaSpec, ModelDescriptor, PageGroup
+from .descriptor import MlaSpec, ModelDescriptor
 from .families import describe
 from .model_weights import load_weights
+from .state_layout import state_layout
 from .tokenizer import ModelTokenizer
 from .weights import open_model
 
@@ -38,7 +38,7 @@ STEP_ROWS_MAX = 16_384
 class EngineOptions:
     """How a model is laid out on the device. ``context`` None takes what the model was made for."""
 
-    pages: tuple[int, ...]  # per page group
+    pages: int | tuple[int, ...]  # of every page group, or one by one
     page_tokens: int = 16
     threads: int = 1
     context: int | None = None
@@ -69,33 +69,50 @@ class RowSpec:
     wanted: int = 1
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class ModelFacts:
+    """What is known of a model before a page is allocated."""
+
+    name: str
+    descriptor: ModelDescriptor
+    layout: StateLayout
+    compatibility: identity.Compatibility
+    context: int
+    tokenizer: ModelTokenizer
+
+
 class EngineModel:
     """A loaded model. Build it with ``load``."""
 
     def __init__(
         self,
-        name: str,
+        facts: ModelFacts,
         device: StepDevice,
-        descriptor: ModelDescriptor,
         decoder: Decoder,
         arena: Arena,
-        tokenizer: ModelTokenizer,
-        compatibility: identity.Compatibility,
-        groups: tuple[PageGroup, ...],
-        context: int,
         notice: str | None,
     ) -> None:
-        self.name = name
-        self.notice = notice  # for the operator, when the device is not the fast one
-        self.descriptor = descriptor
-        self.tokenizer = tokenizer
-        self.groups = groups
-        self.context = context
+        self.facts = facts
         self.arena = arena
-        self.compatibility = compatibility
+        self.notice = notice  # for the operator, when the device is not the fast one
         self._device = device
         self._decoder = decoder
-        self._fingerprint = identity.fingerprint(compatibility)
+        self._fingerprint = identity.fingerprint(facts.compatibility)
+
+    @property
+    def layout(self) -> StateLayout:
+        """Slabs, groups and sizes of the attention state."""
+        return self.facts.layout
+
+    @property
+    def tokenizer(self) -> ModelTokenizer:
+        """The model's tokenizer and chat template."""
+        return self.facts.tokenizer
+
+    @property
+    def context(self) -> int:
+        """Tokens a sequence may have."""
+        return self.facts.context
 
     def fingerprint(self) -> bytes:
         """The compatibility fingerprint: equal only where every bit of attention state is."""
@@ -124,7 +141,7 @@ class EngineModel:
                 window=group.window,
                 cut=cut,
             )
-            for index, group in enumerate(self.groups)
+            for index, group in enumerate(self.arena.groups)
         )
         for index, batch in enumerate(pages):
             _check_pages(batch.page_ids, self.arena.pages[index], index)
@@ -159,12 +176,13 @@ class EngineModel:
         self.arena.poison(group, page_ids)
 
     def _cut(self, sequences: int) -> Cut:
-        attention = self.descriptor.attention
+        attention = self.facts.descriptor.attention
         if isinstance(attention, MlaSpec):
             return self._device.cut(attention.heads, 1, sequences)
         return self._device.cut(attention.q_heads, attention.kv_heads, sequences)
 
     def _check(self, rows: Sequence[RowSpec]) -> None:
+        vocabulary = self.facts.descriptor.vocabulary
         total = sum(len(row.tokens) for row in rows)
         if not 0 < total <= STEP_ROWS_MAX:
             raise BadInputError(f"a step runs 1 to {STEP_ROWS_MAX} rows, not {total}")
@@ -180,16 +198,15 @@ class EngineModel:
                     f"sequence {index}: logits of {row.wanted} rows wanted, it has "
                     f"{len(row.tokens)}"
                 )
-            if len(row.tables) != len(self.groups):
+            if len(row.tables) != len(self.arena.groups):
                 raise BadInputError(
                     f"sequence {index} brings {len(row.tables)} page tables, the model has "
-                    f"{len(self.groups)} page groups"
+                    f"{len(self.arena.groups)} page groups"
                 )
             low, high = min(row.tokens), max(row.tokens)
-            if low < 0 or high >= self.descriptor.vocabulary:
+            if low < 0 or high >= vocabulary:
                 raise BadInputError(
-                    f"sequence {index}: tokens must lie in [0, {self.descriptor.vocabulary}), "
-                    f"found {low}..{high}"
+                    f"sequence {index}: tokens must lie in [0, {vocabulary}), found {low}..{high}"
                 )
 
 
@@ -205,27 +222,30 @@ def load(name_or_path: str, options: EngineOptions) -> EngineModel:
         raise BadInputError(
             f"context must lie in [1, {descriptor.context}] for this model, not {context}"
         )
-    groups = descriptor.groups(options.kv_storage)
     device, notice = open_cpu(options.threads)
-    arena = Arena(device, groups, options.pages, options.page_tokens)
+    groups = descriptor.groups(options.kv_storage)
+    layout = state_layout(descriptor, options.kv_storage, options.page_tokens)
+    facts = ModelFacts(
+        name=name_or_path,
+        descriptor=descriptor,
+        layout=layout,
+        compatibility=compatibility(
+            checkpoint.identity,
+            descriptor,
+            layout,
+            (options.kv_storage, options.weight_storage),
+            device.identity,
+        ),
+        context=context,
+        tokenizer=ModelTokenizer.open(checkpoint.directory, checkpoint.config),
+    )
+    pages = options.pages
+    if isinstance(pages, int):
+        pages = (pages,) * len(groups)
+    arena = Arena(device, groups, pages, options.page_tokens)
     weights = load_weights(checkpoint, descriptor, device, options.weight_storage)
-    decoder = Decoder(device, descriptor, weights, [g.layers for g in groups], context)
-    compatibility = _compatibility(
-        checkpoint.identity, descriptor, groups, options, device.identity
-    )
-    tokenizer = ModelTokenizer.open(checkpoint.directory, checkpoint.config)
-    return EngineModel(
-        name_or_path,
-        device,
-        descriptor,
-        decoder,
-        arena,
-        tokenizer,
-        compatibility,
-        groups,
-        context,
-        notice,
-    )
+    decoder = Decoder(device, descriptor, weights, [group.layers for group in groups], context)
+    return EngineModel(facts, device, decoder, arena, notice)
 
 
 def _check_pages(page_ids: Int32s, pages: int, group: int) -> None:
@@ -234,47 +254,3 @@ def _check_pages(page_ids: Int32s, pages: int, group: int) -> None:
             f"page ids of group {group} must lie in [0, {pages}), "
             f"found {page_ids.min()}..{page_ids.max()}"
         )
-
-
-def _compatibility(
-    weights: str,
-    descriptor: ModelDescriptor,
-    groups: Sequence[PageGroup],
-    options: EngineOptions,
-    bits_depend_on: tuple[tuple[str, str], ...],
-) -> identity.Compatibility:
-    config = _canonical(descriptor)
-    if not isinstance(config, dict):
-        raise TypeError("a descriptor is a mapping of its fields")
-    layout = identity.canonical([_canonical(group) for group in groups])
-    return identity.Compatibility(
-        weights=weights,
-        architecture=descriptor.family,
-        config=config,
-        layout_digest=hashlib.sha256(layout).digest(),
-        variant=identity.ExecutionVariant(
-            name="cpu",
-            cache_storage=tuple(options.kv_storage.name.lower() for _ in groups),
-            numerical_mode=f"exact, weights {options.weight_storage.name.lower()}",
-            page_layout="slab, layer, page, row",
-            depends_on=bits_depend_on,
-        ),
-    )
-
-
-def _canonical(value: object) -> identity.Canonical:
-    """A value of dataclasses as canonical mappings; a float becomes its IEEE bits."""
-    if is_dataclass(value):
-        named: dict[str, identity.Canonical] = {
-            field.name: _canonical(getattr(value, field.name)) for field in fields(value)
-        }
-        return {"of": type(value).__name__, **named}
-    if isinstance(value, IntEnum):
-        return value.name
-    if isinstance(value, float):
-        return ["f64", struct.unpack("<Q", struct.pack("<d", value))[0]]
-    if isinstance(value, tuple):
-        return [_canonical(item) for item in value]
-    if value is None or isinstance(value, (bool, int, str)):
-        return value
-    raise TypeError(f"{type(value).__name__} has no canonical form in a descriptor")

@@ -20,16 +20,11 @@ PROMPT = (
 )
 
 
-def engine(directory: Path, *, page_tokens: int = 16, threads: int = 1, pages: int = 96):
-    from pagetrail.engine.checkpoint import open_checkpoint
-    from pagetrail.engine.families import describe
-    from pagetrail.kernels.abi import Storage
-
-    groups = describe(open_checkpoint(directory).config).groups(Storage.F32)
-    model = load(
-        str(directory),
-        EngineOptions(pages=(pages,) * len(groups), page_tokens=page_tokens, threads=threads),
-    )
+def engine(
+    directory: Path, *, page_tokens: int = 16, threads: int = 1, pages: int = 96
+) -> EngineModel:
+    options = EngineOptions(pages=pages, page_tokens=page_tokens, threads=threads)
+    model = load(str(directory), options)
     poison_all(model)
     return model
 
