@@ -90,6 +90,7 @@ def reserve(books: Books, stream: int, rows: int) -> Append | Shortfall:
         ids += pool.take(more)
         pool.in_flight += more
     route.ahead = ahead
+    books.ahead[stream] = route
     if more:
         route.dirty_from = min(route.dirty_from, have)
     books.tickets += 1
@@ -153,6 +154,18 @@ def _end(books: Books, route: Route, ahead: Ahead) -> None:
             del ids[needed:]
     if not ahead.committed_rows:
         route.ahead = None
+        del books.ahead[route.stream]
+
+
+def committed(books: Books) -> tuple[tuple[int, int], ...]:
+    """(stream, rows) that are committed and not yet advanced, by stream."""
+    return tuple(
+        [
+            (stream, route.ahead.committed_rows)
+            for stream, route in sorted(books.ahead.items())
+            if route.ahead is not None and route.ahead.committed_rows
+        ]
+    )
 
 
 def page_table(route: Route, group: int, first_column: int) -> list[int]:

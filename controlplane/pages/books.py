@@ -65,7 +65,17 @@ class Shape:
 class Books:
     """The state of a page owner. Mutated only by the operations that commands.py lists."""
 
-    __slots__ = ("commands", "leases", "pools", "routes", "shape", "tickets", "tree", "windows")
+    __slots__ = (
+        "ahead",
+        "commands",
+        "leases",
+        "pools",
+        "routes",
+        "shape",
+        "tickets",
+        "tree",
+        "windows",
+    )
 
     def __init__(self, shape: Shape) -> None:
         self.shape = shape
@@ -73,7 +83,9 @@ class Books:
         self.tree = KeptTree(len(shape.pools))
         self.routes: dict[int, Route] = {}
         self.leases: dict[int, Lease] = {}
-        self.tickets = 0  # appends reserved so far; a live matter, no part of the state
+        # Live matters, no part of the state: routes with pages in flight, appends reserved so far.
+        self.ahead: dict[int, Route] = {}
+        self.tickets = 0
         self.commands = 0  # applied so far; while one is applied, its own number
         self.windows = tuple(
             group for group, pool in enumerate(shape.pools) if pool.window_tokens != 0

@@ -177,6 +177,8 @@ def _peel(nodes: list[Run], groups: int) -> list[int]:
 
 def _check_routes(books: Books) -> None:
     page_tokens = books.shape.page_tokens
+    ahead_of = {stream for stream, route in books.routes.items() if route.ahead is not None}
+    _require(books.ahead.keys() == ahead_of, "routes with pages in flight are miscounted")
     for stream, route in books.routes.items():
         _require(stream == route.stream >= 1, f"stream {stream} is filed under another number")
         _require(

@@ -153,6 +153,7 @@ def settle(books: Books, route: Route, ahead: Ahead, growth: Growth) -> list[lis
     ahead.committed_rows -= growth.rows - route.rows
     if not ahead.committed_rows and not ahead.pending_rows:
         route.ahead = None
+        del books.ahead[route.stream]
     return pages
 
 

@@ -221,11 +221,7 @@ class PageOwner:
 
     def committed(self) -> tuple[tuple[int, int], ...]:
         """(stream, rows) written and not yet advanced, by stream: the next RowsAdvanced."""
-        return tuple(
-            (stream, route.ahead.committed_rows)
-            for stream, route in sorted(self._books.routes.items())
-            if route.ahead is not None and route.ahead.committed_rows
-        )
+        return appends.committed(self._books)
 
     def page_table(self, stream: int, group: int, first_column: int = 0) -> list[int]:
         """Page ids of a stream's columns from ``first_column`` on, those in flight included.
