@@ -62,6 +62,7 @@ class KindId(IntEnum):
     OFFER_ANSWERED = 101
     ATTEMPT_ENDED = 102
     REQUEST_CLOSED = 103
+    REQUEST_EXTENDED = 104
 
     ROUTE = 128
     ADMIT = 129
@@ -146,6 +147,7 @@ def _table() -> dict[int, Kind]:
         (KindId.OFFER_ANSWERED, router.OfferAnswered, Role.COMMAND, ("number",)),
         (KindId.ATTEMPT_ENDED, router.AttemptEnded, Role.COMMAND, ("number",)),
         (KindId.REQUEST_CLOSED, router.RequestClosed, Role.COMMAND, ("number",)),
+        (KindId.REQUEST_EXTENDED, router.RequestExtended, Role.COMMAND, ("number",)),
     ]
     decisions = (
         KindId.ROUTE,

@@ -122,15 +122,70 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     prefill_tile: Annotated[
         int, Meta(ge=16, le=8_192, description="Prompt rows of one step, at most.")
     ] = 256
+    step_rows: Annotated[
+        int, Meta(ge=16, le=16_384, description="Rows of one step in all, at most.")
+    ] = 512
+    kept_pages: Annotated[
+        int,
+        Meta(ge=0, le=1 << 24, description="Pages that finished prompts may keep; 0: all pages."),
+    ] = 0
+    threads: Annotated[int, Meta(ge=1, le=256, description="Threads of the model's products.")] = 1
+    checkpoint_tiers: Annotated[
+        Literal["none", "ssd", "object", "ssd,object"],
+        Meta(description="Tiers that finished chunks are written to."),
+    ] = "ssd,object"
+    ram_bytes: Annotated[
+        int, Meta(ge=0, le=1 << 44, description="Host memory for chunks; 0 keeps none there.")
+    ] = 256 << 20
+    ssd_bytes: Annotated[
+        int, Meta(ge=0, le=1 << 50, description="Room of the local chunk tier.")
+    ] = 8 << 30
+    staging_bytes: Annotated[
+        int,
+        Meta(ge=1 << 16, le=1 << 40, description="Captured chunks waiting to be stored, at most."),
+    ] = 256 << 20
+    restore_window: Annotated[
+        int, Meta(ge=1, le=256, description="Chunks of one restore read at once.")
+    ] = 4
+    measure_costs: Annotated[
+        bool, Meta(description="Whether measured times replace the configured costs.")
+    ] = True
+
+
+class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """The model that the cluster serves."""
+
+    name: Annotated[
+        str,
+        Meta(min_length=1, description="Directory, GGUF file, or the name of an installed model."),
+    ] = "smollm2-135m-instruct"
+    served_as: Annotated[
+        str | None, Meta(description="Name that clients ask for; absent: the last part of `name`.")
+    ] = None
 
 
 class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """The HTTP side."""
+    """The HTTP side, and where workers find it."""
 
     host: Annotated[
         str, Meta(min_length=1, description="Address to listen on; beyond loopback needs keys.")
     ] = "127.0.0.1"
     port: Annotated[int, Meta(ge=0, le=65_535, description="Port; 0 takes any free one.")] = 8_000
+    cluster: Annotated[
+        Endpoint, Meta(description="Endpoint at which workers connect; port 0 takes any.")
+    ] = "tcp://127.0.0.1:7303"
+    heartbeat_ms: Annotated[
+        int, Meta(ge=10, le=60_000, description="A worker reports at least this often.")
+    ] = 200
+    expiry_ms: Annotated[
+        int, Meta(ge=50, le=600_000, description="A worker that is silent so long is given up.")
+    ] = 3_000
+    offer_timeout_ms: Annotated[
+        int, Meta(ge=50, le=600_000, description="An offer unanswered so long goes elsewhere.")
+    ] = 2_000
+    requests_max: Annotated[
+        int, Meta(ge=1, le=1 << 20, description="Open requests; beyond it clients get 503.")
+    ] = 1_024
     api_keys_file: Annotated[
         FilePath | None,
         Meta(description="File of API keys, one a line; without it no key is asked for."),
@@ -224,6 +279,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     """All sections. A section is a table of the TOML file; a field is a key in it."""
 
     run: RunConfig
+    model: ModelConfig
     writer: WriterConfig
     client: ClientConfig
     worker: WorkerConfig

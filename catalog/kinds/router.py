@@ -73,6 +73,15 @@ class RequestReceived(msgspec.Struct, frozen=True, array_like=True):
     root: Annotated[Digest, Meta(description="root of its prefix chain: the tenant's, or zeros")]
 
 
+class RequestExtended(msgspec.Struct, frozen=True, array_like=True):
+    """The next attempt goes on from what the client has been sent: a longer prompt, less to do."""
+
+    number: Annotated[int, Meta(description="request number")]
+    prompt_tokens: Annotated[int, Meta(description="tokens of the prompt and those already sent")]
+    max_new_tokens: Annotated[int, Meta(description="most tokens still to generate")]
+    prompt_digest: Annotated[Digest, Meta(description="chain digest of all of them")]
+
+
 class RequestOffered(msgspec.Struct, frozen=True, array_like=True):
     """A request is offered to one worker; the load is booked for this attempt."""
 

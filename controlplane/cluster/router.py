@@ -40,6 +40,7 @@ from pagetrail.catalog.kinds.router import (
     AttemptEnded,
     OfferAnswered,
     RequestClosed,
+    RequestExtended,
     RequestOffered,
     RequestReceived,
     RouterStarted,
@@ -220,10 +221,33 @@ class RouterMachine:
         return True
 
     def extended(self, number: int, incoming: Incoming) -> None:
-        """The prompt of the next attempt: the first one with the tokens already sent."""
+        """The next attempt's prompt: the first one with the tokens that were sent since.
+
+        To be said before the event that ends the running attempt.
+        """
         live = self._open.get(number)
-        if live is not None:
-            live.incoming = incoming
+        if live is None or live.incoming.prompt.digest == incoming.prompt.digest:
+            return
+        live.incoming = incoming
+        self._decider.write(
+            [
+                RequestExtended(
+                    number,
+                    incoming.prompt.tokens,
+                    incoming.max_new_tokens,
+                    incoming.prompt.digest,
+                )
+            ]
+        )
+
+    def assigned_to(self, worker: str, worker_epoch: int) -> list[int]:
+        """Requests whose running attempt is at one worker epoch."""
+        return [
+            live.number
+            for live in self._open.values()
+            if (live.worker, live.worker_epoch) == (worker, worker_epoch)
+            and live.phase is not Phase.RECEIVED
+        ]
 
     def ended(self, ended: Ended) -> list[RouterEffect]:
         """An attempt ended at its worker."""
@@ -328,7 +352,7 @@ class RouterMachine:
         force = self._decider.table[KindId.ROUTE]
         place = [term.name for term in force.evaluator.terms].index("reason")
         lasting = {RouteReason.CONTEXT_EXCEEDED, RouteReason.MODEL_NOT_LOADED}
-        reasons = set(columns[place])
+        reasons = set(columns[place]) if columns else set()
         if inputs.candidates and reasons <= lasting:
             return self._fail(live, Verdict.TOO_LONG)
         return []

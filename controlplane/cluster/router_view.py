@@ -13,7 +13,6 @@ from typing import Any
 import msgspec
 
 from pagetrail.catalog.errors import InvariantError
-from pagetrail.catalog.facts import KindId
 from pagetrail.catalog.index import Entry
 from pagetrail.catalog.kinds.content import Tier
 from pagetrail.catalog.kinds.router import (
@@ -21,6 +20,7 @@ from pagetrail.catalog.kinds.router import (
     AttemptEnded,
     OfferAnswered,
     RequestClosed,
+    RequestExtended,
     RequestOffered,
     RequestReceived,
     RouterStarted,
@@ -118,6 +118,15 @@ class RouterView:
         if received.number in self.requests:
             raise InvariantError(f"request number {received.number} is taken")
         self.requests[received.number] = OpenRequest(received, 0, [])
+
+    def _extended(self, extended: RequestExtended) -> None:
+        request = self._request(extended.number)
+        request.received = msgspec.structs.replace(
+            request.received,
+            prompt_tokens=extended.prompt_tokens,
+            max_new_tokens=extended.max_new_tokens,
+            prompt_digest=extended.prompt_digest,
+        )
 
     def _offered(self, offer: RequestOffered) -> None:
         request = self._request(offer.number)
@@ -287,19 +296,9 @@ _APPLY: dict[type[msgspec.Struct], Callable[[RouterView, Any], None]] = {
     WorkerObserved: RouterView._observed,
     WorkerExpired: RouterView._expired,
     RequestReceived: RouterView._received,
+    RequestExtended: RouterView._extended,
     RequestOffered: RouterView._offered,
     OfferAnswered: RouterView._answered,
     AttemptEnded: RouterView._ended,
     RequestClosed: RouterView._closed,
 }
-ROUTER_COMMANDS: frozenset[KindId] = frozenset(
-    {
-        KindId.WORKER_OBSERVED,
-        KindId.WORKER_EXPIRED,
-        KindId.REQUEST_RECEIVED,
-        KindId.REQUEST_OFFERED,
-        KindId.OFFER_ANSWERED,
-        KindId.ATTEMPT_ENDED,
-        KindId.REQUEST_CLOSED,
-    }
-)

@@ -116,8 +116,24 @@ class EndedWire(msgspec.Struct, frozen=True, array_like=True, tag=9):
     message: str  # what a client may be told of an error
 
 
+class Alive(msgspec.Struct, frozen=True, array_like=True, tag=10):
+    """The worker's process is there, however long its current step takes."""
+
+    worker: str
+    worker_epoch: int
+
+
 Message = (
-    Hello | Welcome | Beat | Resync | OfferWire | CancelWire | AnswerWire | TokensWire | EndedWire
+    Hello
+    | Alive
+    | Welcome
+    | Beat
+    | Resync
+    | OfferWire
+    | CancelWire
+    | AnswerWire
+    | TokensWire
+    | EndedWire
 )
 
 _ENCODER = msgspec.msgpack.Encoder()

@@ -22,6 +22,7 @@ from pagetrail.kernels.device import StepDevice
 from pagetrail.kernels.plan import Cut, SequenceRows, plan
 
 from .arena import Arena
+from .checkpoint import Checkpoint
 from .compatibility import compatibility
 from .decoder import Batch, Decoder
 from .descriptor import MlaSpec, ModelDescriptor
@@ -215,6 +216,26 @@ def load(name_or_path: str, options: EngineOptions) -> EngineModel:
 
     Raises BadInputError (and its kinds) with what to do, MemoryError when the pages do not fit.
     """
+    facts, checkpoint, device, notice = _open(name_or_path, options)
+    groups = facts.descriptor.groups(options.kv_storage)
+    pages = options.pages
+    if isinstance(pages, int):
+        pages = (pages,) * len(groups)
+    arena = Arena(device, groups, pages, options.page_tokens)
+    weights = load_weights(checkpoint, facts.descriptor, device, options.weight_storage)
+    layers = [group.layers for group in groups]
+    decoder = Decoder(device, facts.descriptor, weights, layers, facts.context)
+    return EngineModel(facts, device, decoder, arena, notice)
+
+
+def model_facts(name_or_path: str, options: EngineOptions) -> ModelFacts:
+    """What ``load`` would load, without its weights and pages: for a gateway. Raises as it does."""
+    return _open(name_or_path, options)[0]
+
+
+def _open(
+    name_or_path: str, options: EngineOptions
+) -> tuple[ModelFacts, Checkpoint, StepDevice, str | None]:
     checkpoint = open_model(name_or_path, options.cache)
     descriptor = describe(checkpoint.config)
     context = options.context or descriptor.context
@@ -223,7 +244,6 @@ def load(name_or_path: str, options: EngineOptions) -> EngineModel:
             f"context must lie in [1, {descriptor.context}] for this model, not {context}"
         )
     device, notice = open_cpu(options.threads)
-    groups = descriptor.groups(options.kv_storage)
     layout = state_layout(descriptor, options.kv_storage, options.page_tokens)
     facts = ModelFacts(
         name=name_or_path,
@@ -239,13 +259,7 @@ def load(name_or_path: str, options: EngineOptions) -> EngineModel:
         context=context,
         tokenizer=ModelTokenizer.open(checkpoint.directory, checkpoint.config),
     )
-    pages = options.pages
-    if isinstance(pages, int):
-        pages = (pages,) * len(groups)
-    arena = Arena(device, groups, pages, options.page_tokens)
-    weights = load_weights(checkpoint, descriptor, device, options.weight_storage)
-    decoder = Decoder(device, descriptor, weights, [group.layers for group in groups], context)
-    return EngineModel(facts, device, decoder, arena, notice)
+    return facts, checkpoint, device, notice
 
 
 def _check_pages(page_ids: Int32s, pages: int, group: int) -> None:

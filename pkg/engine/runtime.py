@@ -18,8 +18,7 @@ from typing import Protocol
 import numpy as np
 
 from pagetrail.catalog.envelope import Transaction
-from pagetrail.catalog.errors import BadInputError, InvariantError
-from pagetrail.catalog.identity import chain, prefix_chain, salted_root
+from pagetrail.catalog.errors import InvariantError
 from pagetrail.catalog.index import LiveIndex
 from pagetrail.catalog.kinds.router import Answer
 from pagetrail.catalog.kinds.worker import Metric
@@ -32,7 +31,6 @@ from pagetrail.controlplane.cluster.messages import (
     Forked,
     Incoming,
     Offer,
-    Prompt,
     Restore,
     Run,
     Stop,
@@ -48,6 +46,7 @@ from pagetrail.tiers.threads import ChunkArrived, ChunkStored
 
 from .clock import Clock
 from .model import EngineModel, PageTable, RowSpec
+from .prompts import prompt_of
 from .sampling import sample
 from .streams import (
     ActiveStream,
@@ -422,25 +421,3 @@ class Runtime:
         self._send(
             wire.Beat(self._machine.observe(), self._events, tuple(came), tuple(gone), whole)
         )
-
-
-def prompt_of(
-    tokens: tuple[int, ...], salt: bytes | None, page_tokens: int, chunk_tokens: int
-) -> Prompt:
-    """A prompt's digests. Whole pages may be kept, whole chunks stored, and the last token never
-    reused."""
-    if not tokens:
-        raise BadInputError("a prompt has at least one token")
-    root = salted_root(salt)
-    body = np.asarray(tokens, np.int64)
-    whole_pages, whole_chunks = len(tokens) // page_tokens, len(tokens) // chunk_tokens
-    pages = prefix_chain(body[: whole_pages * page_tokens], page_tokens, root)
-    chunks = prefix_chain(body[: whole_chunks * chunk_tokens], chunk_tokens, root)
-    return Prompt(
-        tokens=len(tokens),
-        digest=chain(root, body),
-        root=root,
-        pages=pages,
-        chunks=chunks,
-        adoptable=(len(tokens) - 1) // page_tokens,
-    )

@@ -12,7 +12,7 @@ import mmap
 import os
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Protocol
 
@@ -41,7 +41,7 @@ class ObjectStore(Protocol):
     def put(self, key: str, payload: bytes | memoryview) -> None:
         """Store an object durably. Storing the same bytes again is no fault; other bytes are."""
 
-    def open(self, key: str, size_bytes: int, content: bytes) -> ContextBytes:
+    def open(self, key: str, size_bytes: int, content: bytes) -> AbstractContextManager[memoryview]:
         """A verified object's bytes, readable inside the ``with`` block.
 
         Raises MissingObjectError, CorruptObjectError, or StoreError when the store fails.
@@ -55,14 +55,6 @@ class ObjectStore(Protocol):
 
     def used_bytes(self) -> int:
         """Bytes of all objects."""
-
-
-class ContextBytes(Protocol):
-    """What ``open`` returns."""
-
-    def __enter__(self) -> memoryview: ...
-
-    def __exit__(self, *exc: object) -> None: ...
 
 
 def check_key(key: str) -> str:
