@@ -22,6 +22,7 @@ _COMMANDS = {
     "docs": "Write the reference documents, or check that they match the code.",
     "facts": "Look into the log of a run.",
     "keys": "Make CURVE keys for the sockets between processes.",
+    "layout": "Print what a model's attention state takes, in bytes.",
     "replay": "Derive recorded decisions again, from facts alone.",
     "sim": "Run the control plane without a model.",
     "writer": "Run the one process that appends to the log.",
