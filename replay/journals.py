@@ -22,7 +22,10 @@ STARTS = (KindId.WORKER_STARTED, KindId.ROUTER_STARTED)
 
 @dataclass(slots=True)
 class EpochJournal:
-    """One client epoch as the log holds it; ``first_seqs`` are the transactions' positions."""
+    """One client epoch as the log holds it: at least one transaction, without gaps in client_seq.
+
+    ``first_seqs`` are the transactions' positions in the log.
+    """
 
     client: str
     client_epoch: int
@@ -30,12 +33,20 @@ class EpochJournal:
     first_seqs: list[int] = field(default_factory=list)
 
     @property
+    def decides(self) -> bool:
+        """Whether this client is a decider: its journal begins with a start fact."""
+        return self.transactions[0].facts[0].kind in STARTS
+
+    @property
     def start(self) -> msgspec.Struct | None:
-        """The start fact, when this client is a decider."""
-        if not self.transactions:
-            return None
+        """The start fact, when this client is a decider. Raises PagetrailError when unreadable."""
         first = self.transactions[0].facts[0]
-        return decode_body(first.kind, first.schema_v, first.body) if first.kind in STARTS else None
+        return decode_body(first.kind, first.schema_v, first.body) if self.decides else None
+
+    def at(self, client_seq: int) -> Transaction | None:
+        """The transaction of that number, when the log holds it."""
+        place = client_seq - self.transactions[0].client_seq
+        return self.transactions[place] if 0 <= place < len(self.transactions) else None
 
     def spans(self) -> list[tuple[int, int]]:
         """Places ``(first, last)`` of transactions: from a start or keyframe to the next one.

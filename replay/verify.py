@@ -11,25 +11,17 @@ import multiprocessing
 import os
 import time
 from collections import Counter
-from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
 
 import msgspec
 
-from pagetrail.catalog.envelope import Run
 from pagetrail.catalog.errors import BadInputError, PagetrailError
-from pagetrail.catalog.kinds.router import RouterStarted
-from pagetrail.catalog.kinds.worker import WorkerStarted
-from pagetrail.controlplane.log.reader import read_log, verify_log
 
-from .fold import FINDINGS_MAX, Finding, Folder, SpanResult
-from .history import CatalogHistory
-from .journals import EpochJournal, journals_of
+from .fold import FINDINGS_MAX, Folder, SpanResult
+from .loading import Job, Loaded
 
 PROCESSES_MAX = 64
-
-Job = tuple[int, int, int]  # (journal, first, last)
 
 
 class VerifyResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,10 +33,10 @@ class VerifyResult(msgspec.Struct, frozen=True, kw_only=True):
     decisions: int
     rederived: dict[str, int]
     mismatched: dict[str, int]
-    missing: dict[str, int]
+    missing: dict[str, int]  # could not be derived: no evaluator, or the view before them is broken
     findings: list[str]
     findings_cut: int
-    unattested: dict[str, int]  # by client: last transactions that nothing after them attests
+    unattested: dict[str, int]  # by client: transactions that nothing after them attests
     spans: int
     wall_s: float
     decisions_per_s: int
@@ -58,7 +50,7 @@ def verify(directory: Path, *, processes: int | None = None) -> VerifyResult:
     """
     started_s = time.monotonic()
     loaded = Loaded.read(directory)
-    findings = list(loaded.link_findings())
+    findings = list(loaded.findings)
     jobs = loaded.jobs()
     results = _run(loaded, jobs, _processes(processes, len(jobs)))
     rederived, mismatched, missing = Counter[str](), Counter[str](), Counter[str]()
@@ -73,8 +65,14 @@ def verify(directory: Path, *, processes: int | None = None) -> VerifyResult:
         findings_cut += result.findings_cut
         journal = loaded.journals[job[0]]
         chains[(journal.client, journal.client_epoch)] = result.end_chain
+        # The start of a client's next epoch attests the end of this one.
         unattested[journal.client] = result.unattested
-    findings += loaded.epoch_findings(chains, unattested)
+    findings += loaded.epoch_findings(chains)
+    for journal in loaded.journals:
+        if not journal.decides:
+            unattested[journal.client] = len(journal.transactions) + unattested.get(
+                journal.client, 0
+            )
     decisions = sum(counter.total() for counter in (rederived, mismatched, missing))
     wall_s = time.monotonic() - started_s
     return VerifyResult(
@@ -92,87 +90,6 @@ def verify(directory: Path, *, processes: int | None = None) -> VerifyResult:
         wall_s=round(wall_s, 3),
         decisions_per_s=int(decisions / wall_s) if wall_s else 0,
     )
-
-
-class Loaded:
-    """A log in memory: its deciders' journals and the catalog's history."""
-
-    def __init__(self, journals: list[EpochJournal], history: CatalogHistory, facts: int) -> None:
-        self.journals = journals
-        self.history = history
-        self.facts = facts
-
-    @classmethod
-    def read(cls, directory: Path) -> Loaded:
-        """Read and check the log's own chain, then take it apart."""
-        if not (directory / "log").is_dir():
-            raise BadInputError(
-                f"{directory} holds no log; give the directory of a run, in which log/ lies"
-            )
-        report = verify_log(directory)
-        if report.problem is not None:
-            raise PagetrailError(f"the log itself is damaged: {report.problem}")
-        history = CatalogHistory()
-        runs: list[tuple[int, Run]] = []
-        facts = 0
-        for frame in read_log(directory):
-            history.add(frame.facts())
-            seq = frame.first_seq
-            for run in frame.runs():
-                runs.append((seq, run))
-                seq += sum(len(transaction.facts) for transaction in run.transactions)
-            facts = seq
-        return cls(journals_of(runs), history, facts)
-
-    def jobs(self) -> list[Job]:
-        """Every span of every decider, in order."""
-        return [
-            (place, first, last)
-            for place, journal in enumerate(self.journals)
-            if journal.start is not None
-            for first, last in journal.spans()
-        ]
-
-    def link_findings(self) -> Iterator[Finding]:
-        """Clients that decide without having said from what they start."""
-        for journal in self.journals:
-            first = journal.transactions[0]
-            if first.client_seq != 0:
-                yield Finding(
-                    journal.client,
-                    journal.client_epoch,
-                    first.client_seq,
-                    "journal",
-                    f"begins with client_seq {first.client_seq}; everything before it is missing",
-                )
-
-    def epoch_findings(
-        self, chains: dict[tuple[str, int], bytes], unattested: dict[str, int]
-    ) -> list[Finding]:
-        """Epochs whose start cites another end of the epoch before than the log has."""
-        findings = []
-        before: dict[str, EpochJournal] = {}
-        for journal in self.journals:
-            start = journal.start
-            if not isinstance(start, WorkerStarted | RouterStarted):
-                continue
-            previous = before.get(journal.client)
-            before[journal.client] = journal
-            epoch = previous.client_epoch if previous is not None else 0
-            chain = chains.get((journal.client, epoch), b"")
-            if (start.previous_epoch, start.previous_chain) != (epoch, chain):
-                findings.append(
-                    Finding(
-                        journal.client,
-                        journal.client_epoch,
-                        0,
-                        "start",
-                        f"cites epoch {start.previous_epoch} as the one before; the log has epoch "
-                        f"{epoch}"
-                        + (" with another history" if start.previous_epoch == epoch else ""),
-                    )
-                )
-        return findings
 
 
 def fold_span(loaded: Loaded, job: Job) -> SpanResult:

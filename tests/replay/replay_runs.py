@@ -11,15 +11,12 @@ import msgspec
 
 from pagetrail.catalog.envelope import Transaction
 from pagetrail.catalog.facts import KindId, decode_body
-from pagetrail.catalog.kinds.decision import Decision
 from pagetrail.catalog.kinds.worker import PagesAdopted, RequestQueued
-from pagetrail.controlplane.cluster.deciding import InForce
 from pagetrail.controlplane.log.reader import read_log
 from pagetrail.controlplane.policy.types import Evaluation
-from pagetrail.replay.fold import Folder
-from pagetrail.replay.journals import EpochJournal
+from pagetrail.replay.fold import Derivation, Folder
+from pagetrail.replay.loading import Loaded
 from pagetrail.replay.trace import TraceRequest, generate_trace
-from pagetrail.replay.verify import Loaded
 from pagetrail.simtrace import TraceReport, TraceSettings, run_trace
 
 SEED = 11
@@ -97,20 +94,14 @@ def derived(directory: Path, kind: KindId) -> list[Derived]:
     loaded = Loaded.read(directory)
     found: list[Derived] = []
 
-    def observe(
-        journal: EpochJournal,
-        client_seq: int,
-        view: Any,
-        decision: Decision,
-        inputs: msgspec.Struct,
-        force: InForce,
-    ) -> None:
-        if force.evaluator.kind is kind:
-            evaluation = force.evaluator.evaluate(force.weights, inputs)
-            found.append(Derived(journal.client, client_seq, inputs, evaluation))
+    def observe(seen: Derivation) -> None:
+        if seen.kind is kind:
+            evaluation = seen.force.evaluator.evaluate(seen.force.weights, seen.inputs)
+            seq = seen.transaction.client_seq
+            found.append(Derived(seen.journal.client, seq, seen.inputs, evaluation))
 
     for journal in loaded.journals:
-        if journal.start is not None:
+        if journal.decides:
             for first, last in journal.spans():
                 Folder(journal, loaded.history, observe).run(first, last)
     return found
