@@ -249,7 +249,12 @@ def _relations() -> list[Relation]:
     for tables in KIND_TABLES.values():
         name, columns = tables.kind.name, tables.columns
         if tables.catalog is not None:
-            keys = (("e",), tables.kind.entity)
+            ids = {f"{name}_id": f"{name}_e" for name in tables.catalog.references}
+            keys = (
+                ("e",),
+                tables.kind.entity,
+                tuple(ids.get(field, field) for field in tables.kind.entity),
+            )
             relations.append(Relation(name, state_columns(tables), name, keys, temporal=True))
             event, said = f"{name}_event", event_columns(tables)
             relations.append(Relation(event, said, event, (("seq",),), temporal=True))
