@@ -29,6 +29,7 @@ class Pool:
 
     __slots__ = (
         "_blocks",
+        "_ids",
         "_nonempty",
         "_takes",
         "_tenures",
@@ -51,8 +52,11 @@ class Pool:
         self._untaken = total_pages
         self._takes = 0
         self._tenures = [0] * total_pages
+        # Every id that is handed out is one of these objects, so that comparing a list of pages
+        # with a slice of it compares pointers.
+        self._ids = list(range(total_pages))
         self._blocks = [
-            list(range(min(start + _BLOCK_PAGES, total_pages) - 1, start - 1, -1))
+            self._ids[start : start + _BLOCK_PAGES][::-1]
             for start in range(0, total_pages, _BLOCK_PAGES)
         ]
         self._nonempty = (1 << len(self._blocks)) - 1
@@ -109,8 +113,9 @@ class Pool:
         Raises BadInputError, with nothing changed, for a page that nobody holds or that stands
         twice in ``pages``.
         """
-        ordered = sorted(pages)
-        self._check_held(ordered)
+        span = self._is_span(pages)
+        ordered = pages if span else sorted(pages)
+        self._check_held(ordered, span)
         self._stamp(ordered, 0)
         self._untaken += len(ordered)
         at = 0
@@ -135,16 +140,15 @@ class Pool:
         """Every page that is not handed out, ascending. For checks: it walks the whole pool."""
         return sorted(page for block in self._blocks for page in block)
 
-    def _check_held(self, ordered: list[int]) -> None:
+    def _check_held(self, ordered: list[int], span: bool) -> None:
         if not ordered:
             return
         if ordered[0] < 0 or ordered[-1] >= self.total:
             wrong = ordered[0] if ordered[0] < 0 else ordered[-1]
             raise BadInputError(f"page {wrong} is not one of the pool's {self.total}")
-        first, end = ordered[0], ordered[-1] + 1
         tenures = self._tenures
-        if end - first == len(ordered) and ordered == list(range(first, end)):  # one span
-            if 0 not in tenures[first:end]:
+        if span:
+            if 0 not in tenures[ordered[0] : ordered[-1] + 1]:
                 return
         elif len(set(ordered)) != len(ordered):
             twice = next(a for a, b in pairwise(ordered) if a == b)
@@ -153,11 +157,16 @@ class Pool:
             if not tenures[page]:
                 raise BadInputError(f"page {page} is released and nobody holds it")
 
+    def _is_span(self, pages: list[int]) -> bool:
+        """Whether the pages are consecutive ids, ascending."""
+        return bool(pages) and pages[0] >= 0 and pages == self._ids[pages[0] : pages[-1] + 1]
+
     def _stamp(self, ascending: list[int], tenure: int) -> None:
+        """Ids without repetition."""
         if not ascending:
             return
         first, end = ascending[0], ascending[-1] + 1
-        if end - first == len(ascending):  # one span: distinct ascending ids without a gap
+        if end - first == len(ascending):
             self._tenures[first:end] = [tenure] * len(ascending)
         else:
             tenures = self._tenures
