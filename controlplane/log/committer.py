@@ -13,16 +13,18 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from pagetrail.catalog.errors import BadInputError, PagetrailError
+from pagetrail.catalog.errors import BadInputError, CorruptionError, PagetrailError
+from pagetrail.controlplane.log.books import spans_of_frame
 from pagetrail.controlplane.log.clock import Clock, WallClock
 from pagetrail.controlplane.log.errors import LogBehindError, WriterStoppedError
 from pagetrail.controlplane.log.files import Files, OsFiles, write_all
-from pagetrail.controlplane.log.frames import CHAIN_START, Frame
+from pagetrail.controlplane.log.frames import CHAIN_START, Frame, LogPosition
 from pagetrail.controlplane.log.limits import MESSAGE_BYTES_MAX, LogLimits, check_limits
-from pagetrail.controlplane.log.reader import frames_from, kept_segments, scan_segments
+from pagetrail.controlplane.log.manifests import read_sealed_state
 from pagetrail.controlplane.log.segments import (
     Ending,
     SegmentHeader,
+    SegmentScan,
     encode_segment_header,
     log_directory,
     segment_name,
@@ -31,7 +33,6 @@ from pagetrail.controlplane.log.sequencer import (
     NotTaken,
     Sequencer,
     Taken,
-    spans_of_frame,
 )
 from pagetrail.controlplane.log.slots import (
     DirectoryLock,
@@ -40,16 +41,22 @@ from pagetrail.controlplane.log.slots import (
     check_not_fenced,
     take_epoch,
 )
+from pagetrail.controlplane.log.stretches import (
+    Stretch,
+    durable_frames,
+    list_stretches,
+    stretch_frames,
+)
 from pagetrail.controlplane.log.transactions import decode_transactions
 from pagetrail.controlplane.log.wire import AnswerSpan, cut_span
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a frame starts: its first ``seq``, its segment and the offset there."""
+    """Where a frame starts: its first ``seq``, its segment's, and the offset there."""
 
     first_seq: int
-    path: Path
+    segment_first_seq: int
     offset_bytes: int
 
 
@@ -77,7 +84,7 @@ class Committer:
         self._clock = clock
         self._files = files
         self._descriptor: int | None = None
-        self._segment = log
+        self._segment_first_seq = 0
         self._segment_bytes = 0
         self._since_place_bytes = limits.index_stride_bytes
         self._stopped: str | None = None
@@ -190,7 +197,7 @@ class Committer:
         if from_seq >= self.head.next_seq:
             return found
         place = self._place_of(from_seq)
-        for frame in frames_from(self._log, place.path, place.offset_bytes):
+        for frame in durable_frames(self._log, place.segment_first_seq, place.offset_bytes):
             if frame.next_seq <= from_seq:
                 continue
             found.append(frame)
@@ -229,14 +236,16 @@ class Committer:
         self._files.fdatasync(descriptor)
         self._files.replace(temporary, path)
         self._files.sync_directory(self._log)
-        self._segment = path
+        self._segment_first_seq = frame.first_seq
         self._segment_bytes = len(header)
         self._since_place_bytes = self._limits.index_stride_bytes
         return descriptor
 
     def _remember(self, frame: Frame) -> None:
         if self._since_place_bytes >= self._limits.index_stride_bytes:
-            self._places.append(Place(frame.first_seq, self._segment, self._segment_bytes))
+            self._places.append(
+                Place(frame.first_seq, self._segment_first_seq, self._segment_bytes)
+            )
             self._since_place_bytes = 0
         self._segment_bytes += len(frame.raw)
         self._since_place_bytes += len(frame.raw)
@@ -257,7 +266,7 @@ class Committer:
         if not self._places or head < self._places[0].first_seq:
             return None
         place = self._place_of(head)
-        for frame in frames_from(self._log, place.path, place.offset_bytes):
+        for frame in durable_frames(self._log, place.segment_first_seq, place.offset_bytes):
             if frame.first_seq >= head:
                 return frame.header.previous_chain if frame.first_seq == head else b""
         return b""
@@ -267,8 +276,10 @@ class Committer:
     ) -> list[AnswerSpan]:
         end = first_client_seq + count
         found: list[AnswerSpan] = []
-        for place_frame in frames_from(self._log, self._places[0].path, 0):
-            for span in spans_of_frame(place_frame, client, client_epoch):
+        for place_frame in durable_frames(self._log, self._places[0].segment_first_seq, 0):
+            for owner, epoch, span in spans_of_frame(place_frame):
+                if (owner, epoch) != (client, client_epoch):
+                    continue
                 low = max(first_client_seq, span.first_client_seq)
                 high = min(end, span.first_client_seq + span.count)
                 if low < high:
@@ -332,22 +343,43 @@ def open_committer(
 def _recover(log: Path, limits: LogLimits, files: Files) -> tuple[Sequencer, list[Place]]:
     """Fold the log into a sequencer, cutting a torn tail."""
     places: list[Place] = []
-    segments = kept_segments(log)
-    sequencer = Sequencer(limits, segments.start)
+    stretches = list_stretches(log)
+    sequencer = Sequencer(limits, stretches.start)
+    state = read_sealed_state(log)
+    if state is not None:
+        sequencer.restore(state)
+    elif stretches.start.next_seq > 0:
+        raise CorruptionError(
+            f"{log}: starts at seq {stretches.start.next_seq} and holds no sealed-state file, "
+            "without which clients' numbers and registers are unknown; restore that file"
+        )
+    torn: list[tuple[Path, int]] = []
+
+    def active_frames(stretch: Stretch, until: LogPosition | None) -> Iterator[Frame]:
+        scan = SegmentScan(stretch.path.read_bytes(), stretch.path.name, stretch.start, until)
+        next_place_bytes = 0
+        for frame in scan:
+            offset = scan.offset_bytes - len(frame.raw)
+            if offset >= next_place_bytes:
+                places.append(Place(frame.first_seq, stretch.first_seq, offset))
+                next_place_bytes = offset + limits.index_stride_bytes
+            yield frame
+        if scan.end is not None and scan.end.ending is Ending.TORN:
+            torn.append((stretch.path, scan.end.offset_bytes))
 
     def frames() -> Iterator[Frame]:
-        for segment, scan in scan_segments(segments):
-            next_place_bytes = 0
-            for frame in scan:
-                offset = scan.offset_bytes - len(frame.raw)
-                if offset >= next_place_bytes:
-                    places.append(Place(frame.first_seq, segment.path, offset))
-                    next_place_bytes = offset + limits.index_stride_bytes
-                yield frame
-            if scan.end is not None and scan.end.ending is Ending.TORN:
-                torn.append((segment.path, scan.end.offset_bytes))
+        position = sequencer.position
+        for index, stretch in enumerate(stretches.items):
+            until = stretches.until(index)
+            if stretch.sealed or (until is not None and until.next_seq <= position.next_seq):
+                places.append(Place(stretch.first_seq, stretch.first_seq, 0))
+            if until is not None and until.next_seq <= position.next_seq:
+                continue
+            if stretch.sealed:
+                yield from stretch_frames(stretch, until)
+            else:
+                yield from active_frames(stretch, until)
 
-    torn: list[tuple[Path, int]] = []
     sequencer.replay(frames())
     for path, offset_bytes in torn:
         descriptor = files.open_append(path)
@@ -356,7 +388,7 @@ def _recover(log: Path, limits: LogLimits, files: Files) -> tuple[Sequencer, lis
             files.fdatasync(descriptor)
         finally:
             files.close(descriptor)
-    if segments.unborn is not None:
-        files.unlink(segments.unborn)
+    if stretches.unborn is not None:
+        files.unlink(stretches.unborn)
         files.sync_directory(log)
     return sequencer, places

@@ -1,7 +1,8 @@
 """Reading a log from its directory: frames in order, and a full check of them.
 
-Works on a log at rest and on one that is being written; in a log being written the newest frames
-may be written but not yet durable (the live stream shows only durable ones). Nothing is changed.
+Sealed and active segments read alike. Works on a log at rest and on one that is being written; in
+the latter the newest frames may be written but not yet durable (the live stream shows only durable
+ones). Nothing is changed.
 """
 
 from __future__ import annotations
@@ -13,23 +14,12 @@ from pathlib import Path
 from pagetrail.catalog.errors import BadInputError, CorruptionError
 from pagetrail.controlplane.log.frames import (
     FLAG_REGISTERS,
-    HEADER_BYTES,
     LOG_START,
     Frame,
     LogPosition,
-    decode_frame,
-    decode_header,
 )
-from pagetrail.controlplane.log.segments import (
-    SEGMENT_HEADER_BYTES,
-    Ending,
-    SegmentFile,
-    SegmentHeader,
-    SegmentScan,
-    list_segments,
-    log_directory,
-    read_segment_header,
-)
+from pagetrail.controlplane.log.segments import Ending, SegmentScan, log_directory
+from pagetrail.controlplane.log.stretches import Stretch, list_stretches, stretch_frames
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,67 +38,6 @@ class VerifyReport:
     problem: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class KeptSegments:
-    """The segments of a log in order, with their checked headers."""
-
-    segments: tuple[SegmentFile, ...]
-    headers: tuple[SegmentHeader, ...]
-    unborn: Path | None
-    """A last file too short to hold a segment header: a creation that a crash cut short."""
-
-    @property
-    def start(self) -> LogPosition:
-        return self.headers[0].start if self.headers else LOG_START
-
-
-def kept_segments(log: Path) -> KeptSegments:
-    """List a log's segments. ``CorruptionError`` names one whose header is damaged."""
-    segments = list_segments(log)
-    unborn = None
-    if segments and segments[-1].path.stat().st_size < SEGMENT_HEADER_BYTES:
-        unborn = segments.pop().path
-    return KeptSegments(tuple(segments), tuple(map(read_segment_header, segments)), unborn)
-
-
-def scan_segments(
-    kept: KeptSegments, from_seq: int = 0
-) -> Iterator[tuple[SegmentFile, SegmentScan]]:
-    """Scans of the segments that hold ``from_seq`` and everything after, in order.
-
-    The caller iterates each scan to its end before taking the next.
-    """
-    for index, segment in enumerate(kept.segments):
-        last = index + 1 == len(kept.segments)
-        if not last and kept.segments[index + 1].first_seq <= from_seq:
-            continue
-        until = None if last else kept.headers[index + 1].start
-        data = segment.path.read_bytes()
-        yield segment, SegmentScan(data, segment.path.name, kept.headers[index].start, until)
-
-
-def frames_from(log: Path, path: Path, offset_bytes: int) -> Iterator[Frame]:
-    """Frames from a known frame boundary on, across segments, up to the last whole one.
-
-    For positions known to be durable: what does not parse ends the iteration.
-    """
-    segments = list_segments(log)
-    at = [segment.path for segment in segments].index(path)
-    for index in range(at, len(segments)):
-        until = segments[index + 1].first_seq if index + 1 < len(segments) else None
-        with segments[index].path.open("rb") as file:
-            file.seek(max(offset_bytes if index == at else 0, SEGMENT_HEADER_BYTES))
-            while True:
-                head = file.read(HEADER_BYTES)
-                header = decode_header(head, 0)
-                if header is None or (until is not None and header.first_seq >= until):
-                    break
-                raw = head + file.read(header.body_bytes)
-                if len(raw) < HEADER_BYTES + header.body_bytes:
-                    break
-                yield decode_frame(raw)
-
-
 def read_log(directory: str | Path, from_seq: int = 0) -> Iterator[Frame]:
     """Frames of the log of a run directory, the first being the one that holds ``from_seq``.
 
@@ -118,15 +47,17 @@ def read_log(directory: str | Path, from_seq: int = 0) -> Iterator[Frame]:
     log = log_directory(Path(directory))
     if not log.is_dir():
         raise BadInputError(f"{directory} holds no log; expected the directory {log}")
-    first = True
-    for segment, scan in scan_segments(kept_segments(log), from_seq):
-        if first and segment.first_seq > from_seq:
-            raise BadInputError(
-                f"the log in {directory} starts at seq {segment.first_seq}, {from_seq} was asked "
-                "for; read from its start or use an archive of it"
-            )
-        first = False
-        for frame in scan:
+    stretches = list_stretches(log)
+    if from_seq < stretches.start.next_seq:
+        raise BadInputError(
+            f"the log in {directory} starts at seq {stretches.start.next_seq}, {from_seq} was "
+            "asked for; read from its start or use an archive of it"
+        )
+    for index, stretch in enumerate(stretches.items):
+        until = stretches.until(index)
+        if until is not None and until.next_seq <= from_seq:
+            continue
+        for frame in stretch_frames(stretch, until):
             if frame.next_seq > from_seq:
                 yield frame
 
@@ -139,8 +70,10 @@ def verify_log(directory: str | Path) -> VerifyReport:
     walk = _Walk()
     problem = None
     try:
-        for segment, scan in scan_segments(kept_segments(log)):
-            walk.segment(segment, scan)
+        stretches = list_stretches(log)
+        walk.position = stretches.start
+        for index, stretch in enumerate(stretches.items):
+            walk.stretch(stretch, stretches.until(index))
     except CorruptionError as error:
         problem = str(error)
     return VerifyReport(
@@ -166,26 +99,34 @@ class _Walk:
         self._next_client_seq: dict[tuple[str, int], int] = {}
         self._client_epoch: dict[str, int] = {}
 
-    def segment(self, segment: SegmentFile, scan: SegmentScan) -> None:
-        if self.segments and scan.position != self.position:
+    def stretch(self, stretch: Stretch, until: LogPosition | None) -> None:
+        if stretch.start != self.position:
             raise CorruptionError(
-                f"{segment.path.name}: starts at seq {scan.position.next_seq}, the segment before "
+                f"{stretch.path.name}: starts at seq {stretch.first_seq}, the segment before "
                 f"it ends at seq {self.position.next_seq} or with another chain value"
             )
         self.segments += 1
+        if stretch.sealed:
+            for frame in stretch_frames(stretch, until):
+                self._place(frame, f"{stretch.path.name} seq {frame.first_seq}")
+            return
+        name = stretch.path.name
+        data = stretch.path.read_bytes()
+        scan = SegmentScan(data, name, stretch.start, until)
         for frame in scan:
-            offset = scan.offset_bytes - len(frame.raw)
-            try:
-                self._frame(frame)
-            except CorruptionError as error:
-                raise CorruptionError(f"{segment.path.name} offset {offset}: {error}") from error
-        self.position = scan.position
+            self._place(frame, f"{name} offset {scan.offset_bytes - len(frame.raw)}")
         if scan.end is not None:
-            left = segment.path.stat().st_size - scan.end.offset_bytes
+            left = len(data) - scan.end.offset_bytes
             if scan.end.ending is Ending.TORN:
                 self.torn_bytes += left
             elif scan.end.ending is Ending.LEFT:
                 self.fenced_bytes += left
+
+    def _place(self, frame: Frame, place: str) -> None:
+        try:
+            self._frame(frame)
+        except CorruptionError as error:
+            raise CorruptionError(f"{place}: {error}") from error
 
     def _frame(self, frame: Frame) -> None:
         header = frame.header

@@ -14,10 +14,19 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+
+import msgspec
 
 from pagetrail.catalog.envelope import CompareAndSet, Transaction
 from pagetrail.catalog.errors import BadInputError, CorruptionError
+from pagetrail.controlplane.log.books import (
+    ClientBooks,
+    facts_in,
+    refusals_among,
+    span_of,
+    spans_of_frame,
+)
 from pagetrail.controlplane.log.frames import (
     FLAG_REGISTERS,
     FORMAT_VERSION,
@@ -27,6 +36,7 @@ from pagetrail.controlplane.log.frames import (
     LogPosition,
     RunOutline,
     array_length,
+    check_follows,
     decode_runs,
     encode_frame,
     encode_runs,
@@ -40,16 +50,9 @@ from pagetrail.controlplane.log.transactions import (
     check_transaction,
     encode_transactions,
     epoch_started_transaction,
-    is_refusal,
     refused_transaction,
 )
-from pagetrail.controlplane.log.wire import AnswerSpan, Refusal, cut_span
-
-CLIENTS_MAX = 65_536
-"""Clients a log can know."""
-
-EPOCHS_PER_CLIENT_MAX = 1_024
-"""Epochs of a client whose end is kept; older ones are refused as stale."""
+from pagetrail.controlplane.log.wire import AnswerSpan, Refusal
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,23 +75,18 @@ class NotTaken:
     message: str
 
 
-@dataclass(slots=True)
-class _EpochBook:
-    next_client_seq: int = 0
-    spans: deque[AnswerSpan] = field(default_factory=deque)
-    kept: int = 0
+class SequencerState(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """The fold as a value: what a writer must know of the log before a position.
 
-    def record(self, span: AnswerSpan, kept_max: int) -> None:
-        self.spans.append(span)
-        self.kept += span.count
-        while len(self.spans) > 1 and self.kept - self.spans[0].count >= kept_max:
-            self.kept -= self.spans.popleft().count
+    ``client_ends`` are (client, epoch, next client_seq), ``registers`` (name, value), both sorted.
+    """
 
-
-@dataclass(slots=True)
-class _ClientBook:
-    newest_epoch: int
-    epochs: dict[int, _EpochBook] = field(default_factory=dict)
+    next_seq: int
+    chain: bytes
+    last_t_us: int
+    writer_epoch: int
+    client_ends: tuple[tuple[str, int, int], ...]
+    registers: tuple[tuple[bytes, bytes], ...]
 
 
 class Sequencer:
@@ -96,7 +94,7 @@ class Sequencer:
 
     def __init__(self, limits: LogLimits, position: LogPosition = LOG_START) -> None:
         self._answers = limits.answers
-        self._clients: dict[str, _ClientBook] = {}
+        self._books = ClientBooks(limits.answers)
         self._registers: dict[bytes, bytes] = {}
         self._runs: list[tuple[str, int, bytes]] = []
         self._fact_count = 0
@@ -108,7 +106,7 @@ class Sequencer:
 
     @property
     def clients(self) -> int:
-        return len(self._clients)
+        return len(self._books)
 
     @property
     def registers(self) -> int:
@@ -120,11 +118,7 @@ class Sequencer:
 
     def expected(self, client: str, client_epoch: int) -> tuple[int, int]:
         """(next client_seq of this epoch, newest epoch of this client; -1 when unknown)."""
-        book = self._clients.get(client)
-        if book is None:
-            return 0, -1
-        epoch = book.epochs.get(client_epoch)
-        return (epoch.next_client_seq if epoch else 0), book.newest_epoch
+        return self._books.expected(client, client_epoch)
 
     def start_epoch(self, writer_epoch: int, clock: str) -> None:
         """Gather the first transaction of a new writer epoch."""
@@ -175,18 +169,7 @@ class Sequencer:
         self, client: str, client_epoch: int, first_client_seq: int, count: int
     ) -> tuple[list[AnswerSpan], tuple[int, int] | None]:
         """Kept answers to transactions the log holds, and the range that is no longer kept."""
-        end = first_client_seq + count
-        found = []
-        book = self._clients[client].epochs[client_epoch]
-        for span in book.spans:
-            low = max(first_client_seq, span.first_client_seq)
-            high = min(end, span.first_client_seq + span.count)
-            if low < high:
-                found.append(cut_span(span, low, high - low))
-        kept_from = found[0].first_client_seq if found else end
-        if kept_from == first_client_seq:
-            return found, None
-        return found, (first_client_seq, kept_from - first_client_seq)
+        return self._books.answers(client, client_epoch, first_client_seq, count)
 
     def seal(self, now_us: int) -> Frame | None:
         """The gathered transactions as the next frame, or None when there are none."""
@@ -211,17 +194,10 @@ class Sequencer:
         self, client: str, client_epoch: int, first: int, count: int
     ) -> NotTaken | None:
         check_client_name(client)
-        book = self._clients.get(client)
-        if book is None:
-            if client_epoch < 0:
-                raise BadInputError(f"client {client}: epoch {client_epoch} is below 0")
-            if len(self._clients) >= CLIENTS_MAX:
-                raise BadInputError(
-                    f"the log knows {CLIENTS_MAX} clients, its most; reuse client names"
-                )
-            next_client_seq, newest = 0, client_epoch
-        else:
-            next_client_seq, newest = self.expected(client, client_epoch)
+        self._books.check_room(client)
+        next_client_seq, newest = self._books.expected(client, client_epoch)
+        if client_epoch < 0:
+            raise BadInputError(f"client {client}: epoch {client_epoch} is below 0")
         if client_epoch < newest and first + count > next_client_seq:
             return NotTaken(
                 Refusal.STALE_EPOCH,
@@ -283,29 +259,34 @@ class Sequencer:
         payload: bytes,
         refused: tuple[int, ...] = (),
     ) -> AnswerSpan:
-        span = _span_of(transactions, self.position.next_seq + self._fact_count, refused)
+        span = span_of(transactions, self.position.next_seq + self._fact_count, refused)
         self._runs.append((client, client_epoch, payload))
-        self._fact_count += _facts_in(span)
+        self._fact_count += facts_in(span)
         self._transaction_count += span.count
         self.gathered_bytes += len(payload)
-        self._advance(client, client_epoch, span.first_client_seq + span.count)
-        self._clients[client].epochs[client_epoch].record(span, self._answers)
+        self._books.advance(client, client_epoch, span.first_client_seq + span.count)
+        self._books.record(client, client_epoch, span)
         return span
 
-    def _advance(self, client: str, client_epoch: int, next_client_seq: int) -> None:
-        book = self._clients.get(client)
-        if book is None:
-            book = self._clients[client] = _ClientBook(client_epoch)
-        epoch = book.epochs.get(client_epoch)
-        if epoch is None:
-            for older in book.epochs.values():
-                older.spans.clear()
-                older.kept = 0
-            if len(book.epochs) >= EPOCHS_PER_CLIENT_MAX:
-                del book.epochs[min(book.epochs)]
-            epoch = book.epochs[client_epoch] = _EpochBook()
-            book.newest_epoch = client_epoch
-        epoch.next_client_seq = next_client_seq
+    def state(self) -> SequencerState:
+        """The fold as a value. Only between frames: nothing may be gathered."""
+        position = self.position
+        return SequencerState(
+            position.next_seq,
+            position.chain,
+            position.last_t_us,
+            self.writer_epoch,
+            self._books.ends(),
+            tuple(sorted(self._registers.items())),
+        )
+
+    def restore(self, state: SequencerState) -> None:
+        """Start a fresh sequencer from a value that ``state`` gave. Answers are not in it."""
+        self.position = LogPosition(state.next_seq, state.chain, state.last_t_us)
+        self.writer_epoch = state.writer_epoch
+        for client, client_epoch, next_client_seq in state.client_ends:
+            self._books.advance(client, client_epoch, next_client_seq)
+        self._registers = dict(state.registers)
 
     def replay(self, frames: Iterable[Frame]) -> None:
         """Fold frames that a log holds, to continue it. ``CorruptionError`` if they cannot be."""
@@ -318,10 +299,12 @@ class Sequencer:
             while recent_transactions > self._answers and len(recent) > 1:
                 recent_transactions -= recent.popleft().header.transaction_count
         for frame in recent:
-            self._replay_answers(frame)
+            for client, client_epoch, span in spans_of_frame(frame):
+                self._books.record(client, client_epoch, span)
 
     def _replay_frame(self, frame: Frame) -> None:
         header = frame.header
+        check_follows(header, self.position)
         body = frame.raw[HEADER_BYTES:]
         for run in outline_runs(header, body):
             first, count = _outline_range(run)
@@ -331,58 +314,13 @@ class Sequencer:
                     f"frame at seq {header.first_seq}: client {run.client} epoch "
                     f"{run.client_epoch} continues with {first}, expected {next_client_seq}"
                 )
-            self._advance(run.client, run.client_epoch, first + count)
+            self._books.advance(run.client, run.client_epoch, first + count)
         if header.flags & FLAG_REGISTERS:
             for decoded in decode_runs(header, body):
                 for transaction in decoded.transactions:
                     self._set_registers(transaction.compare_and_set)
         self.writer_epoch = header.writer_epoch
         self.position = position_after(frame)
-
-    def _replay_answers(self, frame: Frame) -> None:
-        seq = frame.first_seq
-        for run in frame.runs():
-            span = _span_of(run.transactions, seq, refusals_among(run.transactions))
-            seq += _facts_in(span)
-            book = self._clients[run.client]
-            if run.client_epoch == book.newest_epoch:
-                book.epochs[run.client_epoch].record(span, self._answers)
-
-
-def refusals_among(transactions: Sequence[Transaction]) -> tuple[int, ...]:
-    """``client_seq`` of those that stand for refused transactions."""
-    return tuple(t.client_seq for t in transactions if is_refusal(t))
-
-
-def _span_of(
-    transactions: Sequence[Transaction], first_seq: int, refused: tuple[int, ...]
-) -> AnswerSpan:
-    counts = [len(transaction.facts) for transaction in transactions]
-    size = counts[0]
-    alike = counts.count(size) == len(counts)
-    return AnswerSpan(
-        transactions[0].client_seq,
-        len(counts),
-        first_seq,
-        size if alike else tuple(counts),
-        refused,
-    )
-
-
-def _facts_in(span: AnswerSpan) -> int:
-    return span.sizes * span.count if isinstance(span.sizes, int) else sum(span.sizes)
-
-
-def spans_of_frame(frame: Frame, client: str, client_epoch: int) -> list[AnswerSpan]:
-    """Answers to the transactions of one client epoch that a frame holds."""
-    seq = frame.first_seq
-    found = []
-    for run in frame.runs():
-        span = _span_of(run.transactions, seq, refusals_among(run.transactions))
-        seq += _facts_in(span)
-        if (run.client, run.client_epoch) == (client, client_epoch):
-            found.append(span)
-    return found
 
 
 def _outline_range(run: RunOutline) -> tuple[int, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import struct
 from collections.abc import Sequence
@@ -13,11 +14,50 @@ import msgspec
 from pagetrail.catalog.envelope import CompareAndSet, Transaction, WireFact
 from pagetrail.controlplane.log.clock import LogicalClock
 from pagetrail.controlplane.log.committer import Committer, open_committer
+from pagetrail.controlplane.log.files import OsFiles
 from pagetrail.controlplane.log.limits import LogLimits
 from pagetrail.controlplane.log.sequencer import Taken
 from pagetrail.controlplane.log.transactions import encode_transactions
 
 KIND = 4_000
+
+
+class UnsyncedFiles(OsFiles):
+    """Waits for no disk: for tests that only need the bytes in place."""
+
+    def fdatasync(self, descriptor: int) -> None:
+        pass
+
+    def sync_directory(self, path: Path) -> None:
+        pass
+
+
+class FaultyFiles(OsFiles):
+    """Fails the k-th write, sync or rename; a failing write first writes half of its bytes."""
+
+    def __init__(self, fail_at: int, number: int = errno.EIO) -> None:
+        self._left = fail_at
+        self._number = number
+
+    def _count(self) -> bool:
+        self._left -= 1
+        return self._left == 0
+
+    def write(self, descriptor: int, data: bytes) -> int:
+        if self._count():
+            super().write(descriptor, data[: len(data) // 2])
+            raise OSError(self._number, "injected")
+        return super().write(descriptor, data)
+
+    def fdatasync(self, descriptor: int) -> None:
+        if self._count():
+            raise OSError(self._number, "injected")
+        super().fdatasync(descriptor)
+
+    def replace(self, source: Path, target: Path) -> None:
+        if self._count():
+            raise OSError(self._number, "injected")
+        super().replace(source, target)
 
 
 def fact(value: int, payload: bytes = b"") -> WireFact:
@@ -59,7 +99,9 @@ def build_log(
     directory: Path, frames: int, *, limits: LogLimits | None = None, payload: bytes = b""
 ) -> None:
     """A log with ``frames`` frames of one to four facts after the one that begins the epoch."""
-    committer, _ = open_committer(directory, clock=LogicalClock(), limits=limits)
+    committer, _ = open_committer(
+        directory, clock=LogicalClock(), limits=limits, files=UnsyncedFiles()
+    )
     for number in range(frames):
         values = range(number, number + 1 + number % 4)
         commit_transactions(committer, [transaction(number, values, payload=payload)])

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from log_helpers import fact
+from log_helpers import FaultyFiles, fact
 
 from pagetrail.catalog.envelope import CompareAndSet, WireFact
 from pagetrail.catalog.errors import BadInputError, CorruptionError, PagetrailError
@@ -22,34 +22,6 @@ NOWHERE = "tcp://127.0.0.1:9"
 SMALL = LogLimits(
     spool_bytes=4_000, spool_file_bytes=500, message_bytes=300, spool_sync_after_ns=10**12
 )
-
-
-class FaultyFiles(OsFiles):
-    """Fails the k-th write, sync or rename; a failing write first writes half of its bytes."""
-
-    def __init__(self, fail_at: int, number: int = errno.EIO) -> None:
-        self._left = fail_at
-        self._number = number
-
-    def _count(self) -> bool:
-        self._left -= 1
-        return self._left == 0
-
-    def write(self, descriptor: int, data: bytes) -> int:
-        if self._count():
-            super().write(descriptor, data[: len(data) // 2])
-            raise OSError(self._number, "injected")
-        return super().write(descriptor, data)
-
-    def fdatasync(self, descriptor: int) -> None:
-        if self._count():
-            raise OSError(self._number, "injected")
-        super().fdatasync(descriptor)
-
-    def replace(self, source: Path, target: Path) -> None:
-        if self._count():
-            raise OSError(self._number, "injected")
-        super().replace(source, target)
 
 
 def fill(client: FactClient, payload_bytes: int) -> int:
