@@ -18,13 +18,17 @@ import pagetrail
 from pagetrail.catalog.errors import PagetrailError
 
 _COMMANDS = {
+    "bench": "Measure a part, beside a floor and peers.",
     "config": "Show the configuration and where each value came from.",
     "docs": "Write the reference documents, or check that they match the code.",
     "facts": "Look into the log of a run.",
+    "gateway": "Take HTTP requests and route them to workers.",
     "keys": "Make CURVE keys for the sockets between processes.",
     "layout": "Print what a model's attention state takes, in bytes.",
     "replay": "Derive recorded decisions again, from facts alone.",
     "sim": "Run the control plane without a model.",
+    "up": "Start a whole cluster on this machine.",
+    "worker": "Run one worker, with its model and its pages.",
     "writer": "Run the one process that appends to the log.",
 }
 

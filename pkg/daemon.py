@@ -241,8 +241,8 @@ class Worker:
 class GatewayLink:
     """The worker's socket to the gateway, in a thread of its own.
 
-    Says hello first, and again whenever the gateway asks who this is. Says that the process is alive
-    on its own, because a step of the engine may take longer than a gateway's patience.
+    Says hello first, and again whenever the gateway asks who this is. Says on its own that the
+    process is alive, because a step of the engine may take longer than a gateway's patience.
     """
 
     def __init__(

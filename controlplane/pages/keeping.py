@@ -19,9 +19,9 @@ def fork(books: Books, command: RouteForked) -> None:
     """A new stream shares the columns that cover the source's first rows."""
     books.new_stream(command.stream)
     source = books.settled_route(command.source)
-    if not 1 <= command.rows <= source.rows:
+    if not 0 <= command.rows <= source.rows:
         raise BadInputError(
-            f"stream {command.source} has {source.rows} rows; a fork shares 1 to that many, not "
+            f"stream {command.source} has {source.rows} rows; a fork shares up to that many, not "
             f"{command.rows}"
         )
     moved = command.pages or (0,) * len(books.pools)
@@ -34,7 +34,8 @@ def fork(books: Books, command: RouteForked) -> None:
         )
     columns = -(-command.rows // books.shape.page_tokens)
     check_floors(books, ancestor_at(source.end, columns), columns, command.rows)
-    end = books.split_at(ancestor_at(source.end, columns), columns)
+    shared = ancestor_at(source.end, columns)
+    end = books.split_at(shared, columns) if columns else books.tree.root
     books.enter(end)
     route = Route(command.stream, end, command.rows, len(books.pools))
     for group, count in enumerate(moved):

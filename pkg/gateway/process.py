@@ -1,0 +1,144 @@
+"""The gateway process: model facts, router service, HTTP server, in that order."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import socket
+import stat
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import uvicorn
+
+from pagetrail.catalog import identity
+from pagetrail.catalog.errors import BadInputError, PagetrailError
+from pagetrail.config import Config
+from pagetrail.controlplane.log.endpoints import ClientKeys
+from pagetrail.engine.model import EngineOptions, model_facts
+
+from .http import Served, Surface
+from .service import RouterService
+
+API_KEYS_MAX = 10_000
+GRACE_S = 10
+
+
+class GatewayReady(msgspec.Struct, frozen=True):
+    """The one line, in JSON, that a gateway process prints when it serves."""
+
+    event: str
+    url: str
+    cluster: str
+    model: str
+
+
+def served_name(config: Config) -> str:
+    """The name that clients ask for."""
+    return config.model.served_as or Path(config.model.name).name
+
+
+def run_gateway(
+    config: Config,
+    writer: str,
+    publish: str,
+    ready: Callable[[GatewayReady], None],
+    *,
+    keys: ClientKeys | None = None,
+) -> None:
+    """Serve until SIGTERM or SIGINT. Raises BadInputError for what cannot be served."""
+    facts = model_facts(
+        config.model.name,
+        EngineOptions(
+            pages=1, page_tokens=config.worker.page_tokens, context=config.worker.context
+        ),
+    )
+    listener = _listen(config.gateway.host, config.gateway.port)
+    api_keys = _api_keys(config.gateway.api_keys_file)
+    row_bytes = sum(slab.layers * slab.row_bytes for slab in facts.layout.slabs)
+    router = RouterService(
+        config,
+        identity.fingerprint(facts.compatibility),
+        config.worker.chunk_tokens * row_bytes,
+        writer,
+        publish,
+        keys=keys,
+    )
+    served = Served(served_name(config), facts.context, facts.tokenizer, int(time.time()))
+    app = Surface(router, served, api_keys).app()
+    host, port = listener.getsockname()[:2]
+    address = f"[{host}]" if ":" in host else host
+    line = GatewayReady("ready", f"http://{address}:{port}", router.endpoint, served.name)
+    asyncio.run(_serve(router, app, listener, lambda: ready(line)))
+
+
+async def _serve(
+    router: RouterService, app: object, listener: socket.socket, ready: Callable[[], None]
+) -> None:
+    server = uvicorn.Server(
+        uvicorn.Config(
+            app,  # type: ignore[arg-type]
+            log_level="warning",
+            access_log=False,
+            timeout_graceful_shutdown=GRACE_S,
+            lifespan="off",
+        )
+    )
+    loop = asyncio.get_running_loop()
+    stopping = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopping.set)
+    await router.start()
+    with contextlib.suppress(NotImplementedError):
+        server.install_signal_handlers = lambda: None  # type: ignore[attr-defined]
+    serving = asyncio.create_task(server._serve(sockets=[listener]))
+    ready()
+    waits = [
+        asyncio.create_task(stopping.wait()),
+        asyncio.create_task(router.failed.wait()),
+        serving,
+    ]
+    await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    server.should_exit = True
+    await serving
+    for wait in waits:
+        wait.cancel()
+    await router.close()
+    if router.failure is not None:
+        raise PagetrailError(f"the router stopped: {router.failure}") from router.failure
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        raise BadInputError(
+            f"cannot listen on {host}:{port}: {error.strerror}; choose another with gateway.port "
+            "(0 takes any free one)"
+        ) from error
+    return listener
+
+
+def _api_keys(file: str | None) -> frozenset[str]:
+    if file is None:
+        return frozenset()
+    path = Path(file)
+    try:
+        if path.stat().st_mode & (stat.S_IRGRP | stat.S_IROTH):
+            raise BadInputError(f"{file} can be read by other users; run: chmod 600 {file}")
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        raise BadInputError(
+            f"cannot read gateway.api_keys_file {file}: {error.strerror}"
+        ) from error
+    keys = frozenset(line.strip() for line in lines if line.strip())
+    if not 1 <= len(keys) <= API_KEYS_MAX:
+        raise BadInputError(f"{file} holds {len(keys)} keys; expected 1 to {API_KEYS_MAX}")
+    return keys
