@@ -11,6 +11,8 @@ import msgspec
 if TYPE_CHECKING:
     from pagetrail.replay.verify import VerifyResult
 
+EXPLAIN_CHARS_MIN = 140  # narrower, the columns of figures would be cut
+
 
 @click.group(name="replay")
 def command() -> None:
@@ -41,6 +43,28 @@ def verify(ctx: click.Context, log: Path, processes: int | None, as_json: bool) 
         _print(result)
     if not result.ok:
         ctx.exit(1)
+
+
+@command.command()
+@click.argument("log", type=click.Path(path_type=Path))
+@click.argument("decision")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object, with everything.")
+def explain(log: Path, decision: str, as_json: bool) -> None:
+    """Tell why a decision of the run in LOG came out as it did, and what came of it.
+
+    DECISION is a transaction's name client/epoch/client_seq or a position in the log, as `facts
+    tail` prints them, or a request id, which stands for every decision about that request.
+    """
+    from rich.console import Console
+
+    from pagetrail.replay.explain import explain as explain_decision
+    from pagetrail.replay.explain_text import render
+
+    explanation = explain_decision(log, decision)
+    if as_json:
+        click.echo(msgspec.json.format(msgspec.json.encode(explanation), indent=2))
+    else:
+        Console(width=max(Console().width, EXPLAIN_CHARS_MIN)).print(render(explanation))
 
 
 def _print(result: VerifyResult) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 from itertools import chain, islice
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
@@ -81,18 +81,10 @@ def trace(
     generate: int | None,
     seed: int,
     requests: int | None,
-    workers: int,
-    pages: int,
-    evaluators: tuple[str, ...],
-    lanes: int,
-    count: str,
-    tiers: str,
-    reserve_output: bool,
-    serial: bool,
-    logical_writer: bool,
     record: str,
     log: Path | None,
     as_json: bool,
+    **settings: Any,  # the remaining options are fields of TraceSettings by the same names
 ) -> None:
     """Serve a request trace with the real policies, log and writer, and no model.
 
@@ -103,21 +95,13 @@ def trace(
     from pagetrail.simtrace import TraceSettings, run_trace
 
     arrivals = _requests(file, generate, seed)
-    settings = TraceSettings(
-        workers=workers,
-        pages=pages,
-        evaluators=evaluators,
-        lanes=lanes,
-        count=count,
-        tiers=tiers,
-        reserve_output=reserve_output,
-        serial=serial,
-        logical_writer=logical_writer,
-        record=FULL if record == "full" else REFERENCE,
-    )
     directory = log or Path(tempfile.mkdtemp(prefix="pagetrail-sim-"))
     try:
-        report = run_trace(islice(arrivals, requests), directory, settings)
+        report = run_trace(
+            islice(arrivals, requests),
+            directory,
+            TraceSettings(**settings, record=FULL if record == "full" else REFERENCE),
+        )
     except PagetrailError:
         if log is None and not any(directory.iterdir()):
             directory.rmdir()

@@ -53,6 +53,7 @@ def test_config_show_prints_each_value_with_its_source(tmp_path: Path) -> None:
         (["config", "show", "--set", "worker.pagez=1"], "nearest known setting is worker.pages"),
         (["config", "show", "--set", "worker.pages"], "expected SECTION.KEY=VALUE"),
         (["config", "show", "--config", "/nonexistent/x.toml"], "No such file"),
+        (["bench", "catalogue"], "the nearest known bench is catalog"),
         (["docs", "generate", "--directory", "/nonexistent"], "is no directory"),
     ],
 )

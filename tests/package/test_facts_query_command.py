@@ -19,7 +19,7 @@ from pagetrail.controlplane.log.writer import EmbeddedWriter
 from pagetrail.log_replica import LogChain, caught_up_replica
 
 NODE = bytes(range(32))
-DEMANDS = "?- demand(E, Name, Node, Worker, Tier, Owner, Tenant, Priority, Expires)."
+DEMANDS = "?- demand(e: E, demand: Name, node_id: Node, priority: Priority)."
 
 
 @pytest.fixture(scope="module")
@@ -77,10 +77,12 @@ def test_an_earlier_position_gives_what_held_there(log: Path) -> None:
 
 
 def test_parameters_take_the_type_of_their_text(log: Path) -> None:
-    by_node = "found(Name) :- demand(E, Name, $node, W, T, O, Te, P, Ex), P >= $least. ?- found(N)."
+    by_node = """
+        found(Name) :- demand(demand: Name, node_id: $node, priority: P), P >= $least.
+        ?- found(N)."""
     found = rows(log, by_node, "--param", f"node=0x{NODE.hex()}", "--param", "least=8")
     assert found == [{"N": 'it\'s, "odd"'}]
-    by_name = "found(P) :- demand(E, $name, N, W, T, O, Te, P, Ex). ?- found(P)."
+    by_name = "found(P) :- demand(demand: $name, priority: P). ?- found(P)."
     assert rows(log, by_name, "--param", "name=first") == [{"P": 7}]
 
 

@@ -54,6 +54,6 @@ def test_its_commands_do_what_it_shows(tmp_path: Path, monkeypatch: pytest.Monke
     expected = [line for line in shown.splitlines() if line[:1] != "$" and not timed.search(line)]
     assert [line for line in said.splitlines() if not timed.search(line)] == expected
     commands = pagetrail_commands(look)
-    assert len(commands) == 4
+    assert len(commands) == 5
     for arguments in commands:
         assert run_here(arguments)

@@ -82,6 +82,31 @@ def test_replay_verify_derives_every_decision_again(
     assert "every decision was derived again" in text.stdout
 
 
+def test_replay_explain_tells_every_decision_about_a_request_and_any_one_of_them(
+    served: tuple[Path, dict[str, object]],
+) -> None:
+    directory, _ = served
+    answer = pagetrail("replay", "explain", str(directory), "trace-9", "--json")
+    assert answer.exit_code == 0, answer.output
+    decisions = json.loads(answer.stdout)["decisions"]
+    assert {decision["kind"] for decision in decisions} >= {"route", "admit", "restore", "keep"}
+    assert {decision["verdict"] for decision in decisions} == {"derived again"}
+    for decision in decisions[:2]:
+        for asked in (decision["name"], str(decision["position"])):
+            one = pagetrail("replay", "explain", str(directory), asked)
+            assert one.exit_code == 0, one.output
+            assert f"{decision['kind']} {decision['name']}" in one.stdout
+
+
+def test_replay_explain_of_what_is_no_decision_ends_with_2(
+    served: tuple[Path, dict[str, object]],
+) -> None:
+    directory, _ = served
+    answer = pagetrail("replay", "explain", str(directory), "nobody")
+    assert answer.exit_code == 2
+    assert "no decision 'nobody'" in answer.stderr
+
+
 def test_a_trace_file_gives_what_its_generator_gives(tmp_path: Path) -> None:
     file = tmp_path / "trace.jsonl"
     write_trace(file, generate_trace(7, 12))
