@@ -6,6 +6,9 @@
 // operation takes place when every lane of its mask has come to it; the scheduler carries it out
 // for all of them at once. A block barrier opens when every thread of the block has come to it.
 //
+// The thread sanitizer must see what the kernel touches and not how the scheduler keeps its books:
+// whatever reads or writes the books is PT_UNSANITIZED.
+//
 // Mistakes that a device may forgive, or hang on, end the launch with a message here: lanes of
 // one mask at different operations, a lane outside its own mask, a thread that left while others
 // wait for it, threads at different barriers, a misaligned access, a write past the dynamic shared
@@ -108,12 +111,12 @@ class Block {
   }
 
   const std::string& message() const { return message_; }
-  const dim3& index() const { return index_; }
-  const dim3& size() const { return size_; }
-  const dim3& grid() const { return grid_; }
-  unsigned char* shared() const { return shared_; }
-  std::size_t shared_bytes() const { return shared_bytes_; }
-  Thread& thread() { return *running_; }
+  PT_UNSANITIZED const dim3& index() const { return index_; }
+  PT_UNSANITIZED const dim3& size() const { return size_; }
+  PT_UNSANITIZED const dim3& grid() const { return grid_; }
+  PT_UNSANITIZED unsigned char* shared() const { return shared_; }
+  PT_UNSANITIZED std::size_t shared_bytes() const { return shared_bytes_; }
+  PT_UNSANITIZED Thread& thread() { return *running_; }
 
   PT_UNSANITIZED void barrier(int line) {
     wait(State::at_barrier, "__syncthreads", line, &barrier_token_);
@@ -156,13 +159,13 @@ class Block {
 #endif
   }
 
-  void check_guard() {
+  PT_UNSANITIZED void check_guard() {
     for (std::size_t i = shared_bytes_; i < allocated_bytes(); i++)
       if (shared_[i] != 0xff && shared_bytes_ > 0)
         return fail("a write past the end of dynamic shared memory");
   }
 
-  void begin_thread(int i) {
+  PT_UNSANITIZED void begin_thread(int i) {
     Thread& t = threads_[i];
     t.linear = i;
     t.lane = i % kWarp;
@@ -257,14 +260,14 @@ class Block {
     return Ready::yes;
   }
 
-  bool all_finished() const {
+  PT_UNSANITIZED bool all_finished() const {
     for (const Thread& t : threads_)
       if (t.state != State::finished) return false;
     return true;
   }
 
   // Opens the block barrier if every thread waits there. True when threads can run again.
-  bool open_barrier() {
+  PT_UNSANITIZED bool open_barrier() {
     const Thread* waiting = nullptr;
     bool someone_left = false;
     for (const Thread& t : threads_) {
@@ -283,13 +286,13 @@ class Block {
     return true;
   }
 
-  bool progress_or_deadlock(bool progress) {
+  PT_UNSANITIZED bool progress_or_deadlock(bool progress) {
     if (progress) return true;
     fail("deadlock: no thread can go on");
     return false;
   }
 
-  void fail(const char* what) {
+  PT_UNSANITIZED void fail(const char* what) {
     if (!message_.empty()) return;
     char text[160];
     std::snprintf(text, sizeof text, "%s; block (%u,%u,%u):", what, index_.x, index_.y, index_.z);
@@ -325,7 +328,7 @@ inline Block* current = nullptr;  // the block this process is running; launches
 PT_UNSANITIZED inline Block& block() { return *current; }
 PT_UNSANITIZED inline Thread& thread() { return current->thread(); }
 
-inline void Block::thread_entry() {
+PT_UNSANITIZED inline void Block::thread_entry() {
   Block& block = *current;
   Thread& me = block.thread();
   me.fiber.entered_from(block.scheduler_);

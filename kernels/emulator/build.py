@@ -11,7 +11,6 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -47,7 +46,7 @@ class Sanitizer(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """What to make of which text: a library to load, or a program when ``main`` is given."""
+    """A library to make, and of which text."""
 
     name: str
     sources: tuple[Path, ...]
@@ -62,34 +61,31 @@ def emulator_folder() -> Path:
 
 
 def build_module(
-    module: SourceModule, *, kernels: Path | None = None, defines: Sequence[str] = ()
+    module: SourceModule, *, kernels: Path | None = None, sanitizer: Sanitizer | None = None
 ) -> Path:
     """The shared library of a kernel module. ``kernels`` is a folder of other sources.
 
-    Raises NativeBuildError when there is no compiler or it fails.
+    A sanitized library loads only where the sanitizer's own library was loaded first (see
+    ``sanitizer_library``). Raises NativeBuildError when there is no compiler or it fails.
     """
     folder = kernels or source_folder()
-    flags = ("-shared", *_module_flags(module), *defines)
-    includes = (emulator_folder(), folder)
-    return build(Product(module.name, (folder / module.file,), flags, includes, ".so"))
+    name = module.name
+    defines = (f"-D{key}={value}" for key, value in module.defines)
+    flags = ("-shared", "-DPAGETRAIL_EMULATOR", *defines)
+    if sanitizer is not None:
+        name = f"{name}-{sanitizer.value}"
+        flags = (*flags, f"-fsanitize={sanitizer.value}", "-g1", "-fno-omit-frame-pointer")
+    sources = (folder / module.file,)
+    return build(Product(name, sources, flags, (emulator_folder(), folder), ".so"))
 
 
-def build_runner(
-    module: SourceModule, sanitizer: Sanitizer, *, kernels: Path | None = None
-) -> Path:
-    """A program that replays recorded launches of a module under a sanitizer (runner.cpp)."""
-    folder = kernels or source_folder()
-    flags = (
-        *_module_flags(module),
-        f"-fsanitize={sanitizer.value}",
-        "-g1",
-        "-fno-omit-frame-pointer",
-        "-rdynamic",
-        "-ldl",
-    )
-    sources = (folder / module.file, emulator_folder() / "runner.cpp")
-    name = f"{module.name}-{sanitizer.value}"
-    return build(Product(name, sources, flags, (emulator_folder(), folder), ".run"))
+def sanitizer_library(sanitizer: Sanitizer) -> Path:
+    """The library to preload into a process that loads sanitized modules."""
+    short = {Sanitizer.ADDRESS: "libasan.so", Sanitizer.THREAD: "libtsan.so"}[sanitizer]
+    found = Path(_run([_compiler(), f"-print-file-name={short}"]).strip())
+    if not found.is_absolute():
+        raise NativeBuildError(f"the compiler has no {short}; install its sanitizer libraries")
+    return found
 
 
 def build(product: Product) -> Path:
@@ -117,10 +113,6 @@ def build(product: Product) -> Path:
             "to a directory that can be written"
         ) from error
     return target
-
-
-def _module_flags(module: SourceModule) -> tuple[str, ...]:
-    return ("-DPAGETRAIL_EMULATOR", *(f"-D{key}={value}" for key, value in module.defines))
 
 
 def _digest(compiler: str, flags: tuple[str, ...], product: Product) -> str:

@@ -1,9 +1,11 @@
 // What translated PTX calls: registers as bits, typed reads and writes, memory with checks.
 //
-// A register is an unsigned integer of its width. An instruction reads it as the type it names and
-// writes it back; narrower results are extended as the instruction's type says. Shared-space
-// addresses count from the start of the block's shared memory, as on a device.
+// An f32 register is a float, any other an unsigned integer of its width; the translator writes the
+// conversions out. Shared-space addresses count from the start of the block's shared memory, as on
+// a device. The file is compiled without optimisation (the bodies are long), so helpers are few.
 #pragma once
+
+#include <algorithm>
 
 #include "async_copy.h"
 #include "block.h"
@@ -23,23 +25,8 @@ using s32 = std::int32_t;
 using s64 = std::int64_t;
 using f32 = float;
 
-template <class T, class Register>
-T read(Register bits) {
-  if constexpr (std::is_same_v<T, f32>) {
-    return emulator::float_of_bits(static_cast<u32>(bits));
-  } else {
-    return static_cast<T>(bits);
-  }
-}
-
-template <class Register, class T>
-void write(Register& target, T value) {
-  if constexpr (std::is_same_v<T, f32>) {
-    target = static_cast<Register>(emulator::bits_of_float(value));
-  } else {
-    target = static_cast<Register>(value);
-  }
-}
+inline f32 as_float(u32 bits) { return emulator::float_of_bits(bits); }
+inline u32 as_bits(f32 x) { return emulator::bits_of_float(x); }
 
 inline unsigned char* shared_pointer(u64 offset, unsigned bytes, int line) {
   emulator::Block& block = emulator::block();
@@ -55,16 +42,12 @@ inline void require_aligned(const void* pointer, unsigned bytes, int line) {
     emulator::block().fault("misaligned access", line);
 }
 
-template <class T>
-T load(const void* from) {
-  T value;
-  std::memcpy(&value, from, sizeof(T));
-  return value;
+inline void require_divisor(bool nonzero, int line) {
+  if (!nonzero) emulator::block().fault("integer division by zero", line);
 }
 
-template <class T>
-void store(void* to, T value) {
-  std::memcpy(to, &value, sizeof(T));
+inline void require_whole_warp(u32 clamp, int line) {
+  if (clamp != 31) emulator::block().fault("a shuffle within segments is not emulated", line);
 }
 
 // Shifts: counts past the width clamp, as PTX says.
@@ -80,52 +63,9 @@ T shift_right(T value, u32 count) {
 }
 
 template <class T>
-T multiply_low(T a, T b) {
-  using U = std::make_unsigned_t<T>;
-  return static_cast<T>(static_cast<u64>(static_cast<U>(a)) * static_cast<U>(b));
-}
-
-template <class T>
 T multiply_high(T a, T b) {
   using Wide = std::conditional_t<std::is_signed_v<T>, __int128, unsigned __int128>;
   return static_cast<T>((static_cast<Wide>(a) * b) >> (sizeof(T) * 8));
-}
-
-template <class Wide, class T>
-Wide multiply_wide(T a, T b) {
-  return static_cast<Wide>(a) * static_cast<Wide>(b);
-}
-
-template <class T>
-T add(T a, T b) {
-  if constexpr (std::is_same_v<T, f32>) return a + b;
-  else return static_cast<T>(static_cast<u64>(a) + static_cast<u64>(b));
-}
-template <class T>
-T subtract(T a, T b) {
-  if constexpr (std::is_same_v<T, f32>) return a - b;
-  else return static_cast<T>(static_cast<u64>(a) - static_cast<u64>(b));
-}
-template <class T>
-T divide(T a, T b, int line) {
-  if constexpr (std::is_integral_v<T>)
-    if (b == 0) emulator::block().fault("integer division by zero", line);
-  return static_cast<T>(a / b);
-}
-template <class T>
-T remainder(T a, T b, int line) {
-  if (b == 0) emulator::block().fault("integer division by zero", line);
-  return static_cast<T>(a % b);
-}
-template <class T>
-T minimum(T a, T b) {
-  if constexpr (std::is_same_v<T, f32>) return std::fmin(a, b);
-  else return a < b ? a : b;
-}
-template <class T>
-T maximum(T a, T b) {
-  if constexpr (std::is_same_v<T, f32>) return std::fmax(a, b);
-  else return a > b ? a : b;
 }
 
 // Puts the low `count` bits of `field` into `base` from bit `first` on.

@@ -40,6 +40,7 @@ class Context:
 
     parameters: dict[str, int]
     shared_symbols: frozenset[str]
+    registers: dict[str, str]  # name without % -> declared type
 
 
 def translate(module: PtxModule) -> str:
@@ -51,7 +52,11 @@ def translate(module: PtxModule) -> str:
 
 
 def _entry(entry: Entry, shared_symbols: frozenset[str]) -> str:
-    context = Context({p.symbol: i for i, p in enumerate(entry.parameters)}, shared_symbols)
+    context = Context(
+        {p.symbol: i for i, p in enumerate(entry.parameters)},
+        shared_symbols,
+        {r.name: r.kind for r in entry.body if isinstance(r, Register)},
+    )
     lines = [f"static void {entry.name}_body(void* argument) {{"]
     lines.append("void* const* parameters = static_cast<void* const*>(argument);")
     lines.append("(void)parameters;")
@@ -91,8 +96,8 @@ def _guarded(what: Instruction, context: Context) -> str:
 
 
 def _register_type(kind: str) -> str:
-    if kind == "pred":
-        return "bool"
+    if kind in ("pred", "f32"):
+        return _type(kind)
     bits = re.sub(r"\D", "", kind)
     if bits not in _INTEGERS:
         raise PtxError(f"registers of type {kind} are not translated")
@@ -123,7 +128,8 @@ def _value(kind: str, operand: str, context: Context) -> str:
     if operand.startswith("!"):
         return f"(!{_value(kind, operand[1:], context)})"
     if match := re.fullmatch(r"0[fF]([0-9a-fA-F]{8})", operand):
-        return f"read<{_type(kind)}>(u32{{0x{match[1]}u}})"
+        bits = f"u32{{0x{match[1]}u}}"
+        return f"as_float({bits})" if kind == "f32" else bits
     if re.fullmatch(r"-?(0x[0-9a-fA-F]+|\d+)U?", operand):
         literal = operand.rstrip("U")
         suffix = "ll" if literal.startswith("-") else "ull"
@@ -135,13 +141,31 @@ def _value(kind: str, operand: str, context: Context) -> str:
     if operand in context.shared_symbols:
         return "u64{0}"
     if re.fullmatch(r"%\w+", operand):
-        name = _variable(operand)
-        return name if kind == "pred" else f"read<{_type(kind)}>({name})"
+        return _read(kind, operand, context)
     raise PtxError(f"operand {operand!r} is not known")
 
 
-def _set(target: str, expression: str) -> str:
-    return f"write({_variable(target)}, {expression});"
+def _read(kind: str, register: str, context: Context) -> str:
+    """The register's bits as ``kind``; narrower kinds take its low bits."""
+    name, declared = _variable(register), _declared(register, context)
+    if (kind == "f32") != (declared == "f32"):
+        return f"{'as_float' if kind == 'f32' else 'as_bits'}({name})"
+    return name if _type(kind) == _register_type(declared) else f"static_cast<{_type(kind)}>({name})"
+
+
+def _set(target: str, kind: str, expression: str, context: Context) -> str:
+    """Writes a result of type ``kind``; a wider register takes it extended as its type says."""
+    declared = _declared(target, context)
+    if (kind == "f32") != (declared == "f32"):
+        expression = f"{'as_float' if declared == 'f32' else 'as_bits'}({expression})"
+    return f"{_variable(target)} = {expression};"
+
+
+def _declared(register: str, context: Context) -> str:
+    name = register.lstrip("%")
+    if name not in context.registers:
+        raise PtxError(f"register {register} is not declared")
+    return context.registers[name]
 
 
 def _pieces(operand: str) -> tuple[str, ...]:
@@ -154,7 +178,8 @@ def _address(operand: str, space: str, size: int, line: int, context: Context) -
         raise PtxError(f"line {line}: cannot read the address {operand!r}")
     offset = match[2] or "0"
     if space == "param":
-        return f"(static_cast<char*>(parameters[{context.parameters[match[1]]}]) + {offset})"
+        place = context.parameters[match[1]]
+        return f"(static_cast<const unsigned char*>(parameters[{place}]) + {offset})"
     base = f"({_value('u64', match[1], context)} + ({offset}))"
     if space == "shared":
         return f"shared_pointer({base}, {size}, {line})"
@@ -168,11 +193,12 @@ def _load(what: Instruction, context: Context) -> str:
     space, kind, count = _space(what), what.opcode[-1], _vector(what)
     size = int(kind[1:]) // 8
     source = _address(what.operands[1], space, size * count, what.line, context)
-    code = [f"unsigned char* at = reinterpret_cast<unsigned char*>({source});"]
+    code = [f"const unsigned char* at = {source};"]
     if space != "param":
         code.append(f"require_aligned(at, {size * count}, {what.line});")
     for i, target in enumerate(_pieces(what.operands[0])):
-        code.append(_set(target, f"load<{_type(kind)}>(at + {i * size})"))
+        value = f"*reinterpret_cast<const {_type(kind)}*>(at + {i * size})"
+        code.append(_set(target, kind, value, context))
     return "{ " + " ".join(code) + " }"
 
 
@@ -181,11 +207,12 @@ def _store(what: Instruction, context: Context) -> str:
     size = int(kind[1:]) // 8
     target = _address(what.operands[0], space, size * count, what.line, context)
     code = [
-        f"unsigned char* at = reinterpret_cast<unsigned char*>({target});",
+        f"unsigned char* at = {target};",
         f"require_aligned(at, {size * count}, {what.line});",
     ]
     for i, source in enumerate(_pieces(what.operands[1])):
-        code.append(f"store<{_type(kind)}>(at + {i * size}, {_value(kind, source, context)});")
+        place = f"*reinterpret_cast<{_type(kind)}*>(at + {i * size})"
+        code.append(f"{place} = {_value(kind, source, context)};")
     return "{ " + " ".join(code) + " }"
 
 
@@ -200,13 +227,13 @@ def _vector(what: Instruction) -> int:
 def _convert_address(what: Instruction, context: Context) -> str:
     target, source = what.operands
     value = _value("u64", source, context)
-    if what.opcode[:3] == ("cvta", "to", "shared"):
+    if what.opcode == ("cvta", "to", "shared", "u64"):
         value = f"{value} - shared_base()"
-    elif what.opcode[:2] == ("cvta", "shared"):
+    elif what.opcode == ("cvta", "shared", "u64"):
         value = f"{value} + shared_base()"
-    elif what.opcode[:3] not in (("cvta", "to", "global"), ("cvta", "global", "u64")):
+    elif what.opcode not in (("cvta", "to", "global", "u64"), ("cvta", "global", "u64")):
         raise KeyError(".".join(what.opcode))
-    return _set(target, f"static_cast<u64>({value})")
+    return _set(target, "u64", value, context)
 
 
 def _atomic(what: Instruction, context: Context) -> str:
@@ -215,7 +242,8 @@ def _atomic(what: Instruction, context: Context) -> str:
     target = _address(what.operands[1], _space(what), 4, what.line, context)
     value = _value(kind, what.operands[2], context)
     pointer = f"reinterpret_cast<{_type(kind)}*>({target})"
-    return _set(what.operands[0], f"{function}({pointer}, {value}, __ATOMIC_RELAXED)")
+    old = f"{function}({pointer}, {value}, __ATOMIC_RELAXED)"
+    return _set(what.operands[0], kind, old, context)
 
 
 def _copy_async(what: Instruction, context: Context) -> str:
@@ -238,16 +266,15 @@ def _branch(what: Instruction, _: Context) -> str:
     return f"goto {_label(what.operands[0])};"
 
 
-def _return(what: Instruction, _: Context) -> str:
-    del what
+def _return(_: Instruction, __: Context) -> str:
     return "return;"
 
 
 def _barrier(what: Instruction, context: Context) -> str:
-    if what.opcode[:2] == ("bar", "warp") or what.opcode[:2] == ("barrier", "warp"):
+    if what.opcode[1] == "warp":
         mask = _value("u32", what.operands[0], context)
         return f"__syncwarp({mask}, {what.line});"
-    if what.operands != ("0",):
+    if what.opcode != ("bar", "sync") or what.operands != ("0",):
         raise KeyError("a barrier other than 0")
     return f"__syncthreads({what.line});"
 
@@ -261,11 +288,13 @@ def _move(what: Instruction, context: Context) -> str:
     if target.startswith("{"):
         low, high = _pieces(target)
         value = _value("u32", source, context)
-        return _set(low, f"static_cast<u16>({value})") + _set(high, f"static_cast<u16>({value} >> 16)")
+        return _set(low, "u16", f"static_cast<u16>({value})", context) + _set(
+            high, "u16", f"static_cast<u16>({value} >> 16)", context
+        )
     if source.startswith("{"):
         low, high = (_value("u16", piece, context) for piece in _pieces(source))
-        return _set(target, f"(u32{{{low}}} | u32{{{high}}} << 16)")
-    return _set(target, _value(kind, source, context))
+        return _set(target, "u32", f"(u32{{{low}}} | u32{{{high}}} << 16)", context)
+    return _set(target, kind, _value(kind, source, context), context)
 
 
 def _convert(what: Instruction, context: Context) -> str:
@@ -273,44 +302,58 @@ def _convert(what: Instruction, context: Context) -> str:
     to, source_kind = what.opcode[-2:]
     if to in ("f16x2", "bf16x2"):
         high, low = (_value("f32", source, context) for source in sources)
-        return _set(target, f"pack_pair<{'true' if to == 'bf16x2' else 'false'}>({high}, {low})")
+        pair = f"pack_pair<{'true' if to == 'bf16x2' else 'false'}>({high}, {low})"
+        return _set(target, "u32", pair, context)
     if to in ("f16", "bf16"):
         if what.opcode[1] != "rn" or source_kind != "f32":
             raise KeyError(".".join(what.opcode))
-        return _set(target, f"emulator::narrow_{to}({_value('f32', sources[0], context)})")
+        value = _value("f32", sources[0], context)
+        return _set(target, "u16", f"emulator::narrow_{to}({value})", context)
     if source_kind == "f16":
-        return _set(target, f"emulator::widen_f16({_value('u16', sources[0], context)})")
+        value = _value("u16", sources[0], context)
+        return _set(target, "f32", f"emulator::widen_f16({value})", context)
     value = _value(source_kind, sources[0], context)
-    if "f32" in (to, source_kind) and not _exact_conversion(what.opcode):
-        raise KeyError(".".join(what.opcode))
-    if "rni" in what.opcode:
-        value = f"std::nearbyint({value})"
-    return _set(target, f"static_cast<{_type(to)}>({value})")
+    if "f32" in (to, source_kind):
+        to_float = to == "f32" and "rn" in what.opcode
+        to_nearest = source_kind == "f32" and "rni" in what.opcode
+        if not (to_float or to_nearest):
+            raise KeyError(".".join(what.opcode))
+        value = f"std::nearbyint({value})" if to_nearest else value
+    return _set(target, to, f"static_cast<{_type(to)}>({value})", context)
 
 
-def _exact_conversion(opcode: tuple[str, ...]) -> bool:
-    to, source = opcode[-2:]
-    return (to == "f32" and "rn" in opcode) or (
-        source == "f32" and ("rzi" in opcode or "rni" in opcode)
-    )
+def _same_bits(kind: str) -> str:
+    """Sums and low products do not care for signs; unsigned C++ arithmetic wraps as PTX does."""
+    return kind if kind == "f32" else f"u{kind[1:]}"
 
 
-def _two(function: str) -> Callable[[Instruction, Context], str]:
+def _sum(operator: str) -> Callable[[Instruction, Context], str]:
     def handler(what: Instruction, context: Context) -> str:
-        kind = what.opcode[-1]
+        kind = _same_bits(what.opcode[-1])
         a, b = (_value(kind, operand, context) for operand in what.operands[1:])
-        return _set(what.operands[0], f"{function}<{_type(kind)}>({a}, {b})")
+        return _set(what.operands[0], kind, f"static_cast<{_type(kind)}>({a} {operator} {b})", context)
 
     return handler
 
 
-def _division(function: str) -> Callable[[Instruction, Context], str]:
+def _extreme(function: str) -> Callable[[Instruction, Context], str]:
     def handler(what: Instruction, context: Context) -> str:
         kind = what.opcode[-1]
+        a, b = (_value(kind, operand, context) for operand in what.operands[1:])
+        name = f"std::f{function}" if kind == "f32" else f"std::{function}<{_type(kind)}>"
+        return _set(what.operands[0], kind, f"{name}({a}, {b})", context)
+
+    return handler
+
+
+def _division(operator: str) -> Callable[[Instruction, Context], str]:
+    def handler(what: Instruction, context: Context) -> str:
+        kind = what.opcode[-1]
+        a, b = (_value(kind, operand, context) for operand in what.operands[1:])
         if kind == "f32" and "rn" not in what.opcode:
             raise KeyError("an approximate division")
-        a, b = (_value(kind, operand, context) for operand in what.operands[1:])
-        return _set(what.operands[0], f"{function}<{_type(kind)}>({a}, {b}, {what.line})")
+        check = "" if kind == "f32" else f"require_divisor({b} != 0, {what.line}); "
+        return check + _set(what.operands[0], kind, f"({a} {operator} {b})", context)
 
     return handler
 
@@ -319,62 +362,72 @@ def _bitwise(operator: str) -> Callable[[Instruction, Context], str]:
     def handler(what: Instruction, context: Context) -> str:
         kind = what.opcode[-1]
         a, b = (_value(kind, operand, context) for operand in what.operands[1:])
-        return _set(what.operands[0], f"static_cast<{_type(kind)}>({a} {operator} {b})")
+        return _set(what.operands[0], kind, f"({a} {operator} {b})", context)
 
     return handler
 
 
-def _unary(function: str) -> Callable[[Instruction, Context], str]:
+def _unary(operator: str) -> Callable[[Instruction, Context], str]:
     def handler(what: Instruction, context: Context) -> str:
-        kind = what.opcode[-1]
+        kind = what.opcode[-1] if operator != "-" else _same_bits(what.opcode[-1])
         value = _value(kind, what.operands[1], context)
-        operator = "!" if function == "~" and kind == "pred" else function
-        return _set(what.operands[0], f"static_cast<{_type(kind)}>({operator}({value}))")
+        symbol = "!" if operator == "~" and kind == "pred" else operator
+        expression = f"static_cast<{_type(kind)}>({symbol}{value})"
+        return _set(what.operands[0], kind, expression, context)
 
     return handler
+
+
+def _absolute(what: Instruction, context: Context) -> str:
+    if what.opcode[-1] != "f32":
+        raise KeyError("an integer absolute value")
+    value = _value("f32", what.operands[1], context)
+    return _set(what.operands[0], "f32", f"std::fabs({value})", context)
 
 
 def _shift(function: str) -> Callable[[Instruction, Context], str]:
     def handler(what: Instruction, context: Context) -> str:
-        kind = what.opcode[-1]
+        kind = what.opcode[-1] if function == "shift_right" else _same_bits(what.opcode[-1])
         value = _value(kind, what.operands[1], context)
         count = _value("u32", what.operands[2], context)
-        return _set(what.operands[0], f"{function}<{_type(kind)}>({value}, {count})")
+        shifted = f"{function}<{_type(kind)}>({value}, {count})"
+        return _set(what.operands[0], kind, shifted, context)
 
     return handler
 
 
 def _multiply(what: Instruction, context: Context) -> str:
     kind = what.opcode[-1]
-    a, b = (_value(kind, operand, context) for operand in what.operands[1:3])
-    result = kind
-    if kind == "f32":
-        product = f"({a} * {b})"
-    elif "wide" in what.opcode:
+    if "wide" in what.opcode:
         result = f"{kind[0]}{2 * int(kind[1:])}"
-        product = f"multiply_wide<{_type(result)}, {_type(kind)}>({a}, {b})"
+        a, b = (_value(kind, operand, context) for operand in what.operands[1:3])
+        product = f"static_cast<{_type(result)}>({a}) * static_cast<{_type(result)}>({b})"
     elif "hi" in what.opcode:
+        result = kind
+        a, b = (_value(kind, operand, context) for operand in what.operands[1:3])
         product = f"multiply_high<{_type(kind)}>({a}, {b})"
     else:
-        product = f"multiply_low<{_type(kind)}>({a}, {b})"
+        result = _same_bits(kind)
+        a, b = (_value(result, operand, context) for operand in what.operands[1:3])
+        product = f"{a} * {b}"
     if what.opcode[0] == "mad":
-        addend = _value(result, what.operands[3], context)
-        product = f"add<{_type(result)}>({product}, {addend})"
-    return _set(what.operands[0], product)
+        product = f"{product} + {_value(result, what.operands[3], context)}"
+    expression = f"static_cast<{_type(result)}>({product})"
+    return _set(what.operands[0], result, expression, context)
 
 
 def _fused(what: Instruction, context: Context) -> str:
-    if what.opcode[:2] != ("fma", "rn"):
+    if what.opcode != ("fma", "rn", "f32"):
         raise KeyError(".".join(what.opcode))
     values = ", ".join(_value("f32", operand, context) for operand in what.operands[1:])
-    return _set(what.operands[0], f"std::fma({values})")
+    return _set(what.operands[0], "f32", f"std::fma({values})", context)
 
 
 def _compare(what: Instruction, context: Context) -> str:
     kind, name = what.opcode[-1], what.opcode[1]
     a, b = (_value(kind, operand, context) for operand in what.operands[1:3])
-    unordered = kind.startswith("f") and name.endswith("u")
-    operator = _COMPARISONS[name[:2]]
+    unordered = kind == "f32" and name.endswith("u")
+    operator = _COMPARISONS[name[:-1] if unordered else name]
     expression = f"({a} {operator} {b})"
     if kind == "f32" and name == "ne":  # the ordered form is false on NaN, C++ says true
         expression = f"({expression} && {a} == {a} && {b} == {b})"
@@ -384,27 +437,29 @@ def _compare(what: Instruction, context: Context) -> str:
     if combine:
         symbol = {"and": "&", "or": "|", "xor": "^"}[combine]
         expression = f"({expression} {symbol} {_value('pred', what.operands[3], context)})"
-    return _set(what.operands[0], expression)
+    return _set(what.operands[0], "pred", expression, context)
 
 
 def _select(what: Instruction, context: Context) -> str:
     kind = what.opcode[-1]
     a, b = (_value(kind, operand, context) for operand in what.operands[1:3])
-    return _set(what.operands[0], f"({_value('pred', what.operands[3], context)} ? {a} : {b})")
+    chosen = f"({_value('pred', what.operands[3], context)} ? {a} : {b})"
+    return _set(what.operands[0], kind, chosen, context)
 
 
 def _math(function: str) -> Callable[[Instruction, Context], str]:
     def handler(what: Instruction, context: Context) -> str:
         if what.opcode[1] != "approx" or what.opcode[-1] != "f32":
             raise KeyError(".".join(what.opcode))
-        return _set(what.operands[0], f"{function}({_value('f32', what.operands[1], context)})")
+        value = _value("f32", what.operands[1], context)
+        return _set(what.operands[0], "f32", f"{function}({value})", context)
 
     return handler
 
 
 def _insert(what: Instruction, context: Context) -> str:
     values = ", ".join(_value("u32", operand, context) for operand in what.operands[1:])
-    return _set(what.operands[0], f"insert_bits({values})")
+    return _set(what.operands[0], "u32", f"insert_bits({values})", context)
 
 
 # ---- warps and tensor cores ----
@@ -416,8 +471,8 @@ def _shuffle(what: Instruction, context: Context) -> str:
     value, lane, clamp, mask = (_value("u32", operand, context) for operand in what.operands[1:])
     function = "__shfl_xor_sync" if "bfly" in what.opcode else "__shfl_sync"
     target = what.operands[0].split("|")[0]
-    del clamp  # 31 in whole-warp shuffles, the only ones written here
-    return _set(target, f"{function}<u32>({mask}, {value}, static_cast<int>({lane}), {what.line})")
+    received = f"{function}<u32>({mask}, {value}, static_cast<int>({lane}), {what.line})"
+    return f"require_whole_warp({clamp}, {what.line}); " + _set(target, "u32", received, context)
 
 
 def _load_matrix(what: Instruction, context: Context) -> str:
@@ -427,7 +482,7 @@ def _load_matrix(what: Instruction, context: Context) -> str:
     row = _address(what.operands[1], "shared", 16, what.line, context)
     code = f"u32 tiles[4]; emulator::load_tiles_of_warp<{transposed}>(tiles, {row}, {what.line});"
     for i, target in enumerate(_pieces(what.operands[0])):
-        code += _set(target, f"tiles[{i}]")
+        code += " " + _set(target, "u32", f"tiles[{i}]", context)
     return "{ " + code + " }"
 
 
@@ -445,7 +500,7 @@ def _matrix_multiply(what: Instruction, context: Context) -> str:
         f"multiply_{element}(c, a, {right}, {what.line});"
     )
     for i, piece in enumerate(target):
-        code += _set(piece, f"c[{i}]")
+        code += " " + _set(piece, "f32", f"c[{i}]", context)
     return "{ " + code + " }"
 
 
@@ -462,18 +517,18 @@ _HANDLERS: dict[str, Callable[[Instruction, Context], str]] = {
     "barrier": _barrier,
     "mov": _move,
     "cvt": _convert,
-    "add": _two("add"),
-    "sub": _two("subtract"),
-    "min": _two("minimum"),
-    "max": _two("maximum"),
-    "div": _division("divide"),
-    "rem": _division("remainder"),
+    "add": _sum("+"),
+    "sub": _sum("-"),
+    "min": _extreme("min"),
+    "max": _extreme("max"),
+    "div": _division("/"),
+    "rem": _division("%"),
     "and": _bitwise("&"),
     "or": _bitwise("|"),
     "xor": _bitwise("^"),
     "not": _unary("~"),
     "neg": _unary("-"),
-    "abs": _unary("std::abs"),
+    "abs": _absolute,
     "shl": _shift("shift_left"),
     "shr": _shift("shift_right"),
     "mul": _multiply,
