@@ -134,7 +134,10 @@ class EvictRun(msgspec.Struct, frozen=True, array_like=True):
 
 
 class EvictCandidate(msgspec.Struct, frozen=True, array_like=True):
-    """A kept entry. Evicting it lets go one hold on each of its runs."""
+    """A kept entry. Evicting it lets go one hold on each of its runs.
+
+    The runs after the first are other entries' own; those may be left out of the candidates.
+    """
 
     entry: int  # node number (radix) or entry number (copy store)
     runs: tuple[int, ...]  # places in EvictInputs.runs; the first is its own

@@ -134,6 +134,15 @@ class PageModel:
             if run in let_go or (run == runs[0] and place >= first_cut):
                 held_by.discard(f"entry {number}")
 
+    def tail(self, number: int, columns: int) -> list[set[str]]:
+        """Who holds each page of the last columns of the entry's own run."""
+        own = self.runs_of[number][0]
+        return [
+            held_by
+            for (run, _, place), held_by in self.holders.items()
+            if run == own and place >= self.columns[own] - columns
+        ]
+
     def freed(self) -> tuple[int, ...]:
         free = [0] * self.groups
         for (_, group, _), held_by in self.holders.items():
@@ -171,7 +180,10 @@ def trees(draw: st.DrawFn, *, groups: int = 1) -> EvictInputs:
 
 @st.composite
 def shared_runs(draw: st.DrawFn) -> EvictInputs:
-    """Entries that share runs in any way, in up to two groups; some runs are held elsewhere too."""
+    """Entries that share runs in any way, in up to two groups; some runs are held elsewhere too.
+
+    A run that no entry owns always is: its owner is not listed.
+    """
     groups = draw(st.integers(1, 2))
     columns = draw(st.lists(st.integers(1, 4), min_size=1, max_size=6))
     places = st.lists(st.integers(0, len(columns) - 1), min_size=1, max_size=3, unique=True)
@@ -179,14 +191,15 @@ def shared_runs(draw: st.DrawFn) -> EvictInputs:
         entry(number, *draw(places), **draw(_STANDING))
         for number in range(1, draw(st.integers(1, 7)) + 1)
     ]
+    owned = {candidate.runs[0] for candidate in candidates}
     runs = [
         EvictRun(
             pages=(count, *(draw(st.integers(0, count)) for _ in range(groups - 1))),
             columns=count,
-            holders=holders + draw(st.sampled_from([0, 0, 0, 1])) if holders else 1,
+            holders=sum(run in c.runs for c in candidates)
+            + (draw(st.sampled_from([0, 0, 0, 1])) if run in owned else 1),
         )
         for run, count in enumerate(columns)
-        for holders in [sum(run in c.runs for c in candidates)]
     ]
     need = [draw(st.integers(0, 6)) for _ in range(groups)]
     return evict_inputs(need, runs, candidates)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from policy_inputs import MS, admit_inputs, column, drawn_inputs, evaluate
 
@@ -91,6 +91,7 @@ def test_the_start_cost_is_the_cheaper_of_restoring_and_recomputing() -> None:
         assert column(NAME, answer, "start_ns") == (3 * MS, 0, 0)
 
 
+@settings(deadline=None)
 @given(st.integers(0, 2**32))
 def test_an_admitted_stream_can_be_given_what_it_is_promised(seed: int) -> None:
     inputs = drawn_inputs("ADMIT", seed)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pagetrail.catalog.errors import BadInputError, CorruptionError
@@ -44,6 +44,7 @@ def test_a_configured_cost_stands_until_its_first_sample() -> None:
     assert state.samples() == tuple(int(metric is Metric.SSD_NS_PER_MIB) for metric in Metric)
 
 
+@settings(deadline=None)
 @given(SAMPLES)
 def test_the_fold_keeps_what_a_list_of_samples_would_tell(samples: list[tuple[int, int]]) -> None:
     state = START

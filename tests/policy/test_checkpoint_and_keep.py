@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from policy_inputs import MS, column, drawn_inputs, evaluate
 
@@ -98,6 +98,7 @@ def test_both_limits_are_checked_and_older_columns_make_room(
     assert (answer.reason, answer.choice) == (reason, choice)
 
 
+@settings(deadline=None)
 @given(st.integers(0, 2**32))
 def test_a_keep_stays_within_its_limits_and_reclaims_nothing_that_it_shares(seed: int) -> None:
     inputs = drawn_inputs("KEEP", seed)

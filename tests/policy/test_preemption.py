@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import chain, combinations
 from typing import Any
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from policy_inputs import MS, column, drawn_inputs, evaluate
 
@@ -82,6 +82,7 @@ def test_a_small_victim_that_a_later_one_makes_superfluous_is_left_out() -> None
     assert column(NAME, answer, "reason") == (PreemptReason.NOT_NEEDED, PreemptReason.ELIGIBLE)
 
 
+@settings(deadline=None)
 @given(st.integers(0, 2**32))
 def test_a_plan_reaches_the_need_with_no_superfluous_victim_or_no_plan_could(seed: int) -> None:
     inputs = drawn_inputs("PREEMPT", seed)

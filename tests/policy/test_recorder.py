@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from policy_inputs import MS, drawn_inputs
 
@@ -99,6 +99,7 @@ def test_a_share_that_is_none_is_refused(ppm: int) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(EVALUATORS))
+@settings(deadline=None)
 @given(seed=st.integers(0, 2**32), mode=st.sampled_from([REFERENCE, RecordMode(500_000), FULL]))
 def test_what_was_decided_is_derived_again_after_a_trip_through_bytes(
     name: str, seed: int, mode: RecordMode

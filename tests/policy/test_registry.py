@@ -11,7 +11,6 @@ import pytest
 from pagetrail.catalog.errors import BadInputError, CorruptionError
 from pagetrail.catalog.facts import DECISION_KINDS
 from pagetrail.catalog.identity import canonical
-from pagetrail.controlplane.policy import registry
 from pagetrail.controlplane.policy.admission import ReserveWeights
 from pagetrail.controlplane.policy.registry import (
     EVALUATORS,
@@ -19,6 +18,7 @@ from pagetrail.controlplane.policy.registry import (
     bind,
     evaluator,
     unbind,
+    weights_from,
 )
 
 ADMISSION = "admission/reserve@1"
@@ -92,14 +92,14 @@ def test_weights_outside_their_bounds_or_of_another_evaluator_are_refused() -> N
 
 
 def test_weights_are_made_from_field_names_and_a_wrong_one_is_named() -> None:
-    assert registry.weights(ADMISSION) == ReserveWeights()
-    assert registry.weights(ADMISSION, {"bypass_max": 3}) == ReserveWeights(bypass_max=3)
+    assert weights_from(ADMISSION) == ReserveWeights()
+    assert weights_from(ADMISSION, {"bypass_max": 3}) == ReserveWeights(bypass_max=3)
     with pytest.raises(BadInputError, match="no weight 'bypas_max'; did you mean bypass_max"):
-        registry.weights(ADMISSION, {"bypas_max": 3})
+        weights_from(ADMISSION, {"bypas_max": 3})
     with pytest.raises(BadInputError, match="no weight 'x'; it has no weights at all"):
-        registry.weights("routing/min-ttft@1", {"x": 3})
+        weights_from("routing/min-ttft@1", {"x": 3})
     with pytest.raises(BadInputError, match="no weights of admission/reserve@1"):
-        registry.weights(ADMISSION, {"bypass_max": -3})
+        weights_from(ADMISSION, {"bypass_max": -3})
 
 
 @pytest.mark.parametrize(

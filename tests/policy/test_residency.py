@@ -192,12 +192,7 @@ def check_every_cut_page_has_one_holder(name: str, inputs: EvictInputs) -> None:
     """In a tree a page is cut only when the entry that owns it holds it alone."""
     model = PageModel(inputs)
     for number, columns in evaluate(name, inputs).choice.victims:
-        own = model.runs_of[number][0]
-        tail = [
-            held_by
-            for (run, _, place), held_by in model.holders.items()
-            if run == own and place >= model.columns[own] - columns
-        ]
+        tail = model.tail(number, columns)
         assert tail
         assert all(held_by == {f"entry {number}"} for held_by in tail)
         model.cut(number, columns)
@@ -258,13 +253,15 @@ def check_frees_what_it_says(name: str, inputs: EvictInputs) -> None:
 
 
 def check_no_victim_is_superfluous(name: str, inputs: EvictInputs) -> None:
+    """Without any one of them the need is not met, or another's own pages are still held."""
     victims = evaluate(name, inputs).choice.victims
     for left_out in victims:
+        rest = [victim for victim in victims if victim != left_out]
         model = PageModel(inputs)
-        for number, columns in victims:
-            if number != left_out[0]:
-                model.cut(number, columns)
-        assert any(pages < need for pages, need in zip(model.freed(), inputs.need, strict=True))
+        for number, columns in rest:
+            model.cut(number, columns)
+        short = any(a < b for a, b in zip(model.freed(), inputs.need, strict=True))
+        assert short or any(held_by for cut in rest for held_by in model.tail(*cut))
 
 
 def check_reasons_are_true(name: str, inputs: EvictInputs) -> None:
@@ -289,7 +286,7 @@ CHECKS = (check_frees_what_it_says, check_no_victim_is_superfluous, check_reason
 
 
 @pytest.mark.parametrize("name", RESIDENCY)
-@settings(max_examples=25)
+@settings(max_examples=25, deadline=None)
 @given(tree=trees() | trees(groups=2), store=shared_runs())
 def test_plans_are_right(name: str, tree: EvictInputs, store: EvictInputs) -> None:
     for check in (*TREE_CHECKS, *CHECKS):
@@ -300,7 +297,7 @@ def test_plans_are_right(name: str, tree: EvictInputs, store: EvictInputs) -> No
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", RESIDENCY)
-@settings(max_examples=1_000)
+@settings(max_examples=200, deadline=None)
 @given(tree=trees() | trees(groups=2), store=shared_runs())
 def test_plans_are_right_in_many_more_cases(
     name: str, tree: EvictInputs, store: EvictInputs
@@ -312,7 +309,7 @@ def test_plans_are_right_in_many_more_cases(
 
 
 @pytest.mark.parametrize("name", RESIDENCY)
-@settings(max_examples=25)
+@settings(max_examples=25, deadline=None)
 @given(inputs=trees() | shared_runs(), draw=st.data())
 def test_the_order_in_which_inputs_are_gathered_does_not_matter(
     name: str, inputs: EvictInputs, draw: st.DataObject
@@ -326,6 +323,7 @@ def test_the_order_in_which_inputs_are_gathered_does_not_matter(
     assert evaluate(name, evict_inputs(inputs.need, runs, candidates)) == evaluate(name, inputs)
 
 
+@settings(deadline=None)
 @given(
     st.lists(
         st.tuples(
@@ -349,6 +347,7 @@ def test_a_fraction_over_zero_comes_after_all_others() -> None:
     assert comparable([], []) == []
 
 
+@settings(deadline=None)
 @given(shared_runs())
 def test_the_order_by_density_is_total_and_that_of_cross_multiplication(
     inputs: EvictInputs,

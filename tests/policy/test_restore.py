@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from policy_inputs import MS, column, drawn_inputs, evaluate
 
@@ -98,6 +98,7 @@ def test_an_option_that_is_no_longer_than_what_is_resident_is_useless() -> None:
     assert column(NAME, answer, "reason") == (0, RestoreReason.NOT_LONGER_THAN_RESIDENT, 0)
 
 
+@settings(deadline=None)
 @given(st.integers(0, 2**32))
 def test_the_choice_is_the_least_of_a_total_order(seed: int) -> None:
     inputs = drawn_inputs("RESTORE", seed)

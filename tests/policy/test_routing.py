@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from policy_inputs import MS, column, drawn_inputs, evaluate, worker
 
@@ -130,6 +130,7 @@ def test_a_router_that_knows_no_worker_says_so() -> None:
     assert answer.reason == RouteReason.NO_WORKER
 
 
+@settings(deadline=None)
 @given(st.integers(0, 2**32))
 def test_the_choice_is_the_least_eligible_alternative_of_a_total_order(seed: int) -> None:
     inputs = drawn_inputs("ROUTE", seed)
