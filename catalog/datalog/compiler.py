@@ -9,7 +9,7 @@ them.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pagetrail.catalog.datalog.check import check, in_order
 from pagetrail.catalog.datalog.errors import DatalogError, Diagnostic
@@ -195,7 +195,13 @@ class _Compiler:
                 identifier(f"{number}:{predicate}"),
                 tuple(f"c{i}" for i in range(arity)),
                 (_key(component, predicate, arity),),
+                growing=component.recursive,
             )
+
+    def _complete(self, component: Component) -> None:
+        """The component's predicates are whole for the rules that follow."""
+        for predicate in component.predicates:
+            self._sources[predicate] = replace(self._sources[predicate], growing=False)
 
     def _cte(self, component: Component, number: int) -> str:
         self._define(component, number)
@@ -209,6 +215,7 @@ class _Compiler:
             selects = [self._select(r, distinct=False) for r in steps]
             step = selects[0] if len(selects) == 1 else _all(selects)
             body = f"({body}) UNION ({step})"
+        self._complete(component)
         return f"{source.table}({', '.join(source.columns)}) AS ({body})"
 
     def _tables(self, component: Component, number: int) -> tuple[Table, ...]:
@@ -223,7 +230,9 @@ class _Compiler:
             types = self._types.columns[predicate]
             return (Table(source.table, predicate, types, create, None),)
         self._define(component, number)
-        return tuple(self._growing(component, predicate) for predicate in component.predicates)
+        tables = tuple(self._growing(component, predicate) for predicate in component.predicates)
+        self._complete(component)
+        return tables
 
     def _growing(self, component: Component, predicate: str) -> Table:
         inside = set(component.predicates)
@@ -264,8 +273,7 @@ class _Compiler:
                 return source
             place = places.index(number)
             rest = f"= {newest}" if place == turn else f"{'<' if place < turn else '<='} {newest}"
-            condition = ((ROUND_COLUMN, rest),)
-            return Source(source.table, source.columns, source.keys, condition)
+            return replace(source, conditions=((ROUND_COLUMN, rest),))
 
         return self._translator.select(rule, self._numbers[id(rule)], source_of, distinct=False)
 

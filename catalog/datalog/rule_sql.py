@@ -9,7 +9,7 @@ evaluation, cannot be seen.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pagetrail.catalog.datalog.errors import DatalogError, Diagnostic
@@ -47,13 +47,15 @@ class Source:
 
     ``keys``: sets of argument positions, each of which identifies a row; none when rows may repeat.
     ``conditions``: pairs (column, rest of the condition) that every row must meet, such as
-    validity at a position.
+    validity at a position. ``growing``: the rows are those of a recursion under way, which SQL
+    reads in FROM only.
     """
 
     table: str
     columns: tuple[str, ...]
     keys: tuple[tuple[int, ...], ...]
     conditions: tuple[tuple[str, str], ...] = ()
+    growing: bool = False
 
 
 SourceOf = Callable[[Atom, int], Source]
@@ -109,8 +111,12 @@ class RuleTranslator:
     def _body(self, rule: Rule, source_of: SourceOf) -> _Body:
         body = _Body()
         computed: list[tuple[str, Term]] = []
-        for i, atom in enumerate(rule.atoms(negated=False)):
-            source = source_of(atom, i)
+        positive = rule.atoms(negated=False)
+        sources = [source_of(atom, i) for i, atom in enumerate(positive)]
+        tested = _existential(positive, sources)
+        for i, (atom, source) in enumerate(zip(positive, sources, strict=True)):
+            if i in tested:
+                continue
             alias = f"t{i}"
             body.tables.append(f"{source.table} {alias}")
             body.keyed.append((atom, source.keys))
@@ -131,17 +137,21 @@ class RuleTranslator:
         for column, argument in computed:
             value = self._term(argument, body, rule)
             body.where.append(_condition(f"{column} = {value.sql}", value))
+        for i in tested:
+            body.where.append(self._exists(positive[i], sources[i], body, rule))
         for atom in rule.atoms(negated=True):
-            source = source_of(atom, -1)
-            conditions = [f"n.{column} {rest}" for column, rest in source.conditions]
-            conditions += [
-                f"n.{name} = {self._term(argument, body, rule).safe}"
-                for name, argument in zip(source.columns, atom.arguments, strict=True)
-                if not isinstance(argument, Anonymous)
-            ]
-            where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
-            body.where.append(f"NOT EXISTS (SELECT 1 FROM {source.table} n{where})")
+            body.where.append("NOT " + self._exists(atom, source_of(atom, -1), body, rule))
         return body
+
+    def _exists(self, atom: Atom, source: Source, body: _Body, rule: Rule) -> str:
+        conditions = [f"n.{column} {rest}" for column, rest in source.conditions]
+        conditions += [
+            f"n.{name} = {self._term(argument, body, rule).safe}"
+            for name, argument in zip(source.columns, atom.arguments, strict=True)
+            if not isinstance(argument, Anonymous)
+        ]
+        where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
+        return f"EXISTS (SELECT 1 FROM {source.table} n{where})"
 
     def _assign(self, rule: Rule, body: _Body) -> list[Comparison]:
         """Bind variables by equalities; returns the comparisons that are left to be tested."""
@@ -244,11 +254,10 @@ class RuleTranslator:
                 inner[f"v{k}"] = body.environment[name]
         if not inner:
             inner["v0"] = Expression("1")
-        grouping = f" GROUP BY {', '.join(groups)}" if groups else ""
-        select = (
-            f"SELECT {', '.join(outer)} FROM ({self._project(inner, body, number, distinct)})"
-            f"{grouping} HAVING count(*) > 0"
-        )
+        # Without groups SQL answers one row also for no binding; an empty group is absent here.
+        ending = f" GROUP BY {', '.join(groups)}" if groups else " HAVING count(*) > 0"
+        rows = self._project(inner, body, number, distinct)
+        select = f"SELECT {', '.join(outer)} FROM ({rows}){ending}"
         sums = {
             i
             for i, term in enumerate(rule.head)
@@ -274,6 +283,30 @@ def _too_large(term: Term, rule: Rule) -> DatalogError:
     message = "an expression too large to translate"
     fix = "derive a part of it (mostly an inner // or mod) in a helper rule"
     return DatalogError([Diagnostic(rule.file, at.line, at.column, rule.text, message, fix)])
+
+
+def _existential(atoms: Sequence[Atom], sources: Sequence[Source]) -> list[int]:
+    """Places of atoms that only ask whether some row exists: they bind nothing that the others do
+    not bind, and joining them would only repeat bindings, to be made distinct again."""
+    tested: list[int] = []
+    for i, (atom, source) in enumerate(zip(atoms, sources, strict=True)):
+        if source.growing or any(isinstance(a, Operation) for a in atom.arguments):
+            continue
+        if any(
+            not any(isinstance(atom.arguments[k], Anonymous) for k in key) for key in source.keys
+        ):
+            continue
+        elsewhere = {
+            argument.name
+            for j, other in enumerate(atoms)
+            if j != i and j not in tested
+            for argument in other.arguments
+            if isinstance(argument, Variable)
+        }
+        own = {a.name for a in atom.arguments if isinstance(a, Variable)}
+        if own and own <= elsewhere and any(isinstance(a, Anonymous) for a in atom.arguments):
+            tested.append(i)
+    return tested
 
 
 def _assignable(

@@ -1,0 +1,421 @@
+"""`pagetrail bench catalog`: the live index, compiled rules, closure and the replica's apply.
+
+A catalog of chains of 64 chunks, told in the arrival order of 16 interleaved requests, goes
+through the production replica and index. Floors and peers: a plain dictionary, hand-written SQL on
+the replica's own tables, clingo in a process of its own (peers_catalog.py; empty when it is not
+installed) and pyDatalog over a snapshot.
+
+Figures are CPU time of all threads, with DuckDB on one, so that a busy machine does not change
+them; only pyDatalog's, which includes its process, is wall time.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from hashlib import sha256
+from pathlib import Path
+
+import duckdb
+import msgspec
+import pyarrow as pa
+
+from pagetrail.catalog.datalog import Column, Relation, Schema, Type, compile_query
+from pagetrail.catalog.datalog import run as run_query
+from pagetrail.catalog.envelope import Fact
+from pagetrail.catalog.facts import fact
+from pagetrail.catalog.identity import ROOT, node_id, part_id
+from pagetrail.catalog.index import LiveIndex
+from pagetrail.catalog.kinds.content import Copy, CopyState, Node, Part, Tier
+from pagetrail.catalog.pydatalog_front import PyDatalogSession, translate
+from pagetrail.catalog.replica import Replica, open_replica
+from pagetrail.catalog.replica_schema import CHUNK, SCHEMA
+from pagetrail.catalog.standing import rule_texts
+from pagetrail.controlplane.lookup import holdings, look_up
+
+from .table import BenchResult, BenchRow, machine_name
+
+CHAIN_CHUNKS = 64
+LONG_CHUNKS = 512
+INTERLEAVED = 16
+WORKERS = 8
+APPLY_FACTS = 100_000
+PEER_SECONDS_MAX = 300
+FINGERPRINT = sha256(b"bench model").digest()
+
+OPEN = 2**63 - 1
+HAND_BOUNDARY = f"""
+WITH part_of AS (
+  SELECT g.i, p.e FROM given_chunk g JOIN state_node n ON n.e = g.node_e
+  JOIN state_part p ON p.node_e = n.e WHERE n.to_seq = {OPEN} AND p.to_seq = {OPEN}),
+wanted AS (SELECT i, count(*) AS parts FROM part_of GROUP BY i),
+held AS (
+  SELECT i, worker, tier FROM (
+    SELECT p.i, c.worker, c.tier, count(*) AS parts FROM part_of p
+    JOIN state_copy c ON c.part_e = p.e WHERE c.state = 1 AND c.to_seq = {OPEN} GROUP BY ALL)
+  JOIN wanted USING (i, parts)),
+runs AS (
+  SELECT worker, tier, i, row_number() OVER (PARTITION BY worker, tier ORDER BY i) - 1 AS place
+  FROM held)
+SELECT worker, tier, max(i) + 1 FROM runs WHERE i = place GROUP BY ALL"""
+HAND_COPIES = f"""
+SELECT p.node_e, c.tier, c.state, count(*) FROM state_part p JOIN state_copy c ON c.part_e = p.e
+WHERE p.to_seq = {OPEN} AND c.to_seq = {OPEN} GROUP BY ALL"""
+HAND_COMPLETE = f"""
+SELECT n.e FROM state_node n JOIN (
+  SELECT p.node_e, bool_and(r.part_e IS NOT NULL) AS whole FROM state_part p LEFT JOIN (
+    SELECT DISTINCT part_e FROM state_copy WHERE state = 1 AND to_seq = {OPEN}) r
+  ON r.part_e = p.e WHERE p.to_seq = {OPEN} GROUP BY ALL) w ON w.node_e = n.e
+WHERE w.whole AND n.to_seq = {OPEN}"""
+CLOSURE = "tc(X, Y) :- edge(X, Y). tc(X, Y) :- tc(X, Z), edge(Z, Y)."
+
+
+@dataclass(frozen=True, slots=True)
+class _World:
+    """A filled replica and index, and the prompts that made them."""
+
+    replica: Replica
+    index: LiveIndex
+    prompts: tuple[tuple[bytes, ...], ...]
+    facts: int
+    apply_s: float
+
+
+def run(quick: bool) -> dict[str, object]:
+    """Measure everything; ``quick`` takes a small catalog and a fifth of the closure's edges."""
+    chains = INTERLEAVED * (4 if quick else 1_000)
+    repetitions = 15 if quick else 50
+    world = _world(chains)
+    with world.replica:
+        rows = [
+            BenchRow(
+                case=f"replica applies {world.facts:,} catalog facts",
+                unit="facts/s",
+                ours=world.facts / world.apply_s,
+            ),
+            *_index_rows(world, repetitions * 20),
+            *_boundary_rows(world, repetitions),
+            *_rule_rows(world, max(3, repetitions // 5)),
+            _pydatalog_row(world),
+        ]
+    rows.append(_compile_row(repetitions))
+    rows.append(_closure_row(edges=20_000 if quick else 100_000))
+    result = BenchResult(bench="catalog", machine=machine_name(), rows=tuple(rows))
+    plain: dict[str, object] = msgspec.to_builtins(result)
+    return plain
+
+
+def _median_s(
+    work: Callable[[], object],
+    repetitions: int,
+    clock: Callable[[], float] = time.process_time,
+) -> float:
+    times = []
+    for _ in range(repetitions):
+        start = clock()
+        work()
+        times.append(clock() - start)
+    return statistics.median(times)
+
+
+def _chain(number: int) -> tuple[bytes, ...]:
+    """Chunk digests of one prompt; they stand for digests of its tokens."""
+    return tuple(sha256(b"%d/%d" % (number, chunk)).digest() for chunk in range(CHAIN_CHUNKS))
+
+
+def _arrivals(prompts: tuple[tuple[bytes, ...], ...]) -> Iterator[tuple[int, int]]:
+    """(prompt, chunk) in the order in which interleaved requests publish them."""
+    for first in range(0, len(prompts), INTERLEAVED):
+        for chunk in range(CHAIN_CHUNKS):
+            for prompt in range(first, min(first + INTERLEAVED, len(prompts))):
+                yield prompt, chunk
+
+
+def _facts(prompts: tuple[tuple[bytes, ...], ...]) -> Iterator[Fact]:
+    """Node, part and first copy of each chunk; six of ten prompts get a second, durable copy."""
+    seq = 0
+    for prompt, chunk in _arrivals(prompts):
+        prefix = prompts[prompt][chunk]
+        parent = prompts[prompt][chunk - 1] if chunk else ROOT
+        node = node_id(FINGERPRINT, prefix)
+        part = part_id(node, 0, 0)
+        worker = f"worker-{prompt % WORKERS}"
+        start = chunk * 256
+        bodies: list[msgspec.Struct] = [
+            Node(node, FINGERPRINT, prefix, parent, start, start + 256, ""),
+            Part(part, node, 0, 0, prefix, 1 << 20),
+            Copy(part, worker, Tier.SSD, CopyState.READY, ""),
+        ]
+        if prompt % 10 < 6:
+            bodies.append(Copy(part, "", Tier.OBJECT, CopyState.READY, ""))
+        tx = seq
+        for place, body in enumerate(bodies):
+            said = fact(body)
+            yield Fact(
+                seq,
+                tx,
+                tx,
+                1,
+                worker,
+                1,
+                tx,
+                place,
+                (),
+                said.op,
+                said.kind,
+                said.schema_v,
+                said.body,
+            )
+            seq += 1
+
+
+def _world(chains: int) -> _World:
+    prompts = tuple(_chain(number) for number in range(chains))
+    replica, index = open_replica(None, _NoLog()), LiveIndex()
+    replica.connection.execute("SET threads = 1")
+    batch: list[Fact] = []
+    apply_s = 0.0
+    for said in _facts(prompts):
+        if len(batch) >= APPLY_FACTS and said.index == 0:
+            apply_s += _apply(replica, index, batch)
+            batch = []
+        batch.append(said)
+    apply_s += _apply(replica, index, batch)
+    return _World(replica, index, prompts, replica.position, apply_s)
+
+
+def _apply(replica: Replica, index: LiveIndex, batch: list[Fact]) -> float:
+    start = time.process_time()
+    replica.apply(batch, bytes(32))
+    elapsed = time.process_time() - start
+    index.apply(batch)
+    return elapsed
+
+
+class _NoLog:
+    """A replica in memory starts empty and has nothing to check itself against."""
+
+    def chain_at(self, position: int) -> bytes | None:
+        return None
+
+
+def _index_rows(world: _World, repetitions: int) -> list[BenchRow]:
+    prompt = world.prompts[len(world.prompts) // 2]
+    floor = {prefix: (prefix, index) for index, prefix in enumerate(prompt)}
+
+    def ours() -> object:
+        _, entries = look_up(world.index, FINGERPRINT, prompt)
+        return holdings(world.index, entries)
+
+    def theirs() -> object:
+        return [floor.get(prefix) for prefix in prompt]
+
+    ours_us, floor_us = (_median_s(work, repetitions) * 1e6 for work in (ours, theirs))
+    return [
+        BenchRow(
+            case=f"candidates of {CHAIN_CHUNKS} chunks from the live index",
+            unit="us",
+            ours=ours_us,
+            peer="64 dict look-ups",
+            theirs=floor_us,
+            ratio=floor_us / ours_us,
+            goal="under 50",
+            met=ours_us < 50,
+        )
+    ]
+
+
+def _boundary_rows(world: _World, repetitions: int) -> list[BenchRow]:
+    replica = world.replica
+    query = replica.compile("?- boundary(Worker, Tier, Chunks).")
+    first = len(world.prompts) // 2
+    rows = []
+    for chunks, goal_ms in ((CHAIN_CHUNKS, 3), (LONG_CHUNKS, 8)):
+        many = [p for prompt in world.prompts[first:] for p in prompt][:chunks]
+        nodes = _node_ids(replica, many)
+        given = pa.table([range(len(nodes)), nodes], schema=_schema(CHUNK))
+        connection = replica.connection.cursor()
+        connection.register(CHUNK.table, given)
+        hand_rows = {tuple(row) for row in connection.execute(HAND_BOUNDARY).fetchall()}
+        answer = replica.run(query, inputs={CHUNK.name: given})
+        _same(answer, hand_rows, "boundary")
+        ours = _median_s(partial(replica.run, query, inputs={CHUNK.name: given}), repetitions)
+        hand = _median_s(partial(_by_hand, connection, HAND_BOUNDARY), repetitions)
+        case = f"candidates of {chunks} chunks by the compiled rule"
+        rows.append(_against_hand(case, ours, hand, f"under {goal_ms} ms", ours * 1e3 < goal_ms))
+        connection.close()
+    return rows
+
+
+def _by_hand(connection: duckdb.DuckDBPyConnection, sql: str) -> object:
+    """The least that Python can do to have an answer in columns."""
+    return connection.execute(sql).fetchnumpy()
+
+
+def _node_ids(replica: Replica, prefixes: list[bytes]) -> list[int]:
+    prompt = pa.table(
+        [range(len(prefixes)), prefixes],
+        schema=pa.schema([("i", pa.int64()), ("prefix", pa.binary())]),
+    )
+    found = replica.query(
+        "?- chunk_of(I, Node).", {"fingerprint": FINGERPRINT}, inputs={"prompt": prompt}
+    )
+    nodes: list[int] = found.column("Node").to_pylist()
+    return nodes
+
+
+def _schema(relation: Relation) -> pa.Schema:
+    return pa.schema([(column.name, pa.int64()) for column in relation.columns])
+
+
+def _same(answer: pa.Table, expected: set[tuple[object, ...]], what: str) -> None:
+    rows = set(zip(*(column.to_pylist() for column in answer.columns), strict=True))
+    if rows != expected:
+        raise RuntimeError(f"{what}: the compiled rule and the hand-written SQL differ")
+
+
+def _against_hand(
+    case: str, ours_s: float, hand_s: float, goal: str = "within 2 x", met: bool | None = None
+) -> BenchRow:
+    return BenchRow(
+        case=case,
+        unit="ms",
+        ours=ours_s * 1e3,
+        peer="hand-written SQL",
+        theirs=hand_s * 1e3,
+        ratio=hand_s / ours_s,
+        goal=goal,
+        met=ours_s <= 2 * hand_s if met is None else met,
+    )
+
+
+def _rule_rows(world: _World, repetitions: int) -> list[BenchRow]:
+    rows = []
+    for goal, hand in (
+        ("copies_in_state(Node, Tier, State, N)", HAND_COPIES),
+        ("complete(Node)", HAND_COMPLETE),
+    ):
+        query = world.replica.compile(f"?- {goal}.")
+        connection = world.replica.connection.cursor()
+        expected = {tuple(row) for row in connection.execute(hand).fetchall()}
+        _same(world.replica.run(query, ordered=False), expected, goal)
+        ours = _median_s(partial(world.replica.run, query, ordered=False), repetitions)
+        theirs = _median_s(partial(_by_hand, connection, hand), repetitions)
+        rows.append(_against_hand(f"rule {goal}, whole catalog", ours, theirs))
+        connection.close()
+    return rows
+
+
+def _pydatalog_row(world: _World) -> BenchRow:
+    """A join of one prompt's chunks with parts and copies. pyDatalog holds only the rows that the
+    join needs; ours finds them in the whole catalog."""
+    nodes = _node_ids(world.replica, list(world.prompts[0]))
+    given = {CHUNK.name: pa.table([range(len(nodes)), nodes], schema=_schema(CHUNK))}
+    part = "part(A, B, C, D, E, F, G, Node)"
+    query = world.replica.compile(
+        "?- chunk(I, Node), part(e: Part, node_e: Node), "
+        "copy(part_e: Part, worker: Worker, tier: Tier)."
+    )
+    snapshot = {
+        CHUNK.name: given[CHUNK.name],
+        "part": world.replica.query(f"?- {part}, chunk(_, Node).", inputs=given),
+        "copy": world.replica.query(
+            "?- copy(A, B, C, D, E, F, Part), part(e: Part, node_e: Node), chunk(_, Node).",
+            inputs=given,
+        ),
+    }
+    relations = {
+        name: (SCHEMA[name], table.select(range(SCHEMA[name].arity)))
+        for name, table in snapshot.items()
+    }
+    ours = _median_s(partial(world.replica.run, query, inputs=given), 5, clock=time.perf_counter)
+    with PyDatalogSession(relations) as session:
+        clauses, goal = translate(query)
+        session.load(clauses)
+        theirs = _median_s(partial(session.ask, goal), 3, clock=time.perf_counter)
+    return BenchRow(
+        case=f"copies of {CHAIN_CHUNKS} chunks, a join of three, wall time",
+        unit="ms",
+        ours=ours * 1e3,
+        peer="pyDatalog over those rows alone",
+        theirs=theirs * 1e3,
+        ratio=theirs / ours,
+    )
+
+
+def _compile_row(repetitions: int) -> BenchRow:
+    """Compile time of the standing rules, each file's predicates as one program's worth."""
+    with open_replica(None, _NoLog()) as replica:
+        goals = ("boundary(A, B, C)", "action(A, B, C, D, E, F)", "garbage_copy(A, B, C, D)")
+        queries = [f"?- {goal}." for goal in goals]
+        rules = sum(len(replica.compile(query).program.rules) for query in queries)
+
+        def work() -> None:
+            for query in queries:
+                replica.compile(query)
+
+        elapsed = _median_s(work, repetitions)
+    return BenchRow(
+        case=f"compile, a rule ({rules} rules of {len(rule_texts())} files)",
+        unit="us",
+        ours=elapsed / rules * 1e6,
+        goal="under 1000",
+        met=elapsed / rules < 1e-3,
+    )
+
+
+def _closure_row(edges: int) -> BenchRow:
+    chains = edges // (CHAIN_CHUNKS - 1)
+    pairs = [
+        (chain * CHAIN_CHUNKS + link, chain * CHAIN_CHUNKS + link + 1)
+        for chain in range(chains)
+        for link in range(CHAIN_CHUNKS - 1)
+    ]
+    schema = Schema(
+        [Relation("edge", (Column("a", Type.INT), Column("b", Type.INT)), "edge", (("a", "b"),))]
+    )
+    connection = duckdb.connect()
+    connection.execute("SET threads = 1")
+    rows = pa.table(list(zip(*pairs, strict=True)), ["a", "b"])
+    connection.register("rows", rows)
+    connection.execute("CREATE TABLE edge AS SELECT * FROM rows")
+    query = compile_query(CLOSURE, schema)
+    start = time.process_time()
+    answer = run_query(connection, query, ordered=False)
+    ours = time.process_time() - start
+    expected = chains * CHAIN_CHUNKS * (CHAIN_CHUNKS - 1) // 2
+    if answer.num_rows != expected:
+        raise RuntimeError(f"the closure has {answer.num_rows} rows, expected {expected}")
+    theirs = _clingo_closure_s(pairs)
+    return BenchRow(
+        case=f"closure of {len(pairs):,} edges in chains, {answer.num_rows:,} rows as a table",
+        unit="s",
+        ours=ours,
+        peer="clingo, grounding and reading the atoms",
+        theirs=theirs,
+        ratio=None if theirs is None else theirs / ours,
+        goal=8.0,
+        met=None if theirs is None else theirs / ours >= 8,
+    )
+
+
+def _clingo_closure_s(pairs: list[tuple[int, int]]) -> float | None:
+    if importlib.util.find_spec("clingo") is None:
+        return None
+    answer = subprocess.run(
+        [sys.executable, str(Path(__file__).with_name("peers_catalog.py"))],
+        input=json.dumps({"edges": pairs, "rules": CLOSURE}),
+        capture_output=True,
+        text=True,
+        timeout=PEER_SECONDS_MAX,
+        check=True,
+    )
+    seconds: float = json.loads(answer.stdout)["seconds"]
+    return seconds
