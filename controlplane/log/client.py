@@ -176,10 +176,13 @@ class FactClient:
         ``SpoolFullError`` or ``BadInputError``: nothing was changed. Any other ``PagetrailError``:
         the client has stopped for good.
         """
-        draft = Draft(
-            facts=tuple(facts), causes=tuple(causes), compare_and_set=tuple(compare_and_set)
-        )
-        return self.append_many((draft,), headroom=headroom)[0]
+        with self._changed:
+            self._check_running()
+            seq = self._spool.next_client_seq
+            transaction = Transaction(seq, tuple(causes), tuple(compare_and_set), tuple(facts))
+            record = encode_record(seq, 1, _checked_encoding(transaction))
+            self._write((record,), 1, len(record), headroom)
+        return Cause(self.client, self.client_epoch, seq)
 
     def append_many(
         self, drafts: Sequence[Draft], *, headroom: Headroom | None = None
@@ -191,13 +194,7 @@ class FactClient:
             self._check_running()
             first = self._spool.next_client_seq
             records, size_bytes = self._encode(drafts, first)
-            covered = 0 if headroom is None else min(headroom.left_bytes, size_bytes)
-            self._spool.append(records, len(drafts), size_bytes, self._reserved_bytes - covered)
-            if headroom is not None:
-                headroom.left_bytes -= covered
-                self._reserved_bytes -= covered
-            if self._shipper.waits_for_appends:
-                self._shipper.wake()
+            self._write(records, len(drafts), size_bytes, headroom)
         client, epoch = self.client, self.client_epoch
         return [Cause(client, epoch, seq) for seq in range(first, first + len(drafts))]
 
@@ -316,6 +313,17 @@ class FactClient:
         with self._changed:
             return [seq for seq in self._questions if seq not in self._resolved]
 
+    def _write(
+        self, records: Sequence[bytes], count: int, size_bytes: int, headroom: Headroom | None
+    ) -> None:
+        covered = 0 if headroom is None else min(headroom.left_bytes, size_bytes)
+        self._spool.append(records, count, size_bytes, self._reserved_bytes - covered)
+        if headroom is not None:
+            headroom.left_bytes -= covered
+            self._reserved_bytes -= covered
+        if self._shipper.waits_for_appends:
+            self._shipper.wake()
+
     def _encode(self, drafts: Sequence[Draft], first: int) -> tuple[list[bytes], int]:
         """Records for the spool, none above the message size unless one transaction is."""
         records: list[bytes] = []
@@ -323,7 +331,9 @@ class FactClient:
         group_bytes = size_bytes = 0
         group_first = first
         for seq, draft in enumerate(drafts, first):
-            encoded = _encode_draft(draft, seq)
+            encoded = _checked_encoding(
+                Transaction(seq, draft.causes, draft.compare_and_set, draft.facts)
+            )
             if group and group_bytes + len(encoded) > self._limits.message_bytes:
                 records.append(encode_record(group_first, len(group), b"".join(group)))
                 size_bytes += len(records[-1])
@@ -375,9 +385,9 @@ class FactClient:
             raise ClientStoppedError(f"client {self.client} was closed")
 
 
-def _encode_draft(draft: Draft, client_seq: int) -> bytes:
-    transaction = Transaction(client_seq, draft.causes, draft.compare_and_set, draft.facts)
-    for fact in draft.facts:
+def _checked_encoding(transaction: Transaction) -> bytes:
+    """The transaction's bytes. ``BadInputError`` when the writer would not take it."""
+    for fact in transaction.facts:
         check_body(fact.body)
     check_transaction(transaction)
     encoded = encode_transaction(transaction)

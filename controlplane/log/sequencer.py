@@ -47,7 +47,7 @@ from pagetrail.controlplane.log.limits import LogLimits
 from pagetrail.controlplane.log.transactions import (
     SYSTEM_CLIENT,
     check_client_name,
-    check_transaction,
+    check_references,
     encode_transactions,
     epoch_started_transaction,
     refused_transaction,
@@ -138,7 +138,8 @@ class Sequencer:
         transactions: Sequence[Transaction],
         payload: bytes,
     ) -> Taken | NotTaken:
-        """Take what is new of a message; ``payload`` is its canonical encoding.
+        """Take what is new of a message; ``payload`` is its encoding, ``transactions`` come from
+        ``decode_transactions``, which checked it.
 
         ``BadInputError`` when it could never be taken; nothing is changed then.
         """
@@ -221,12 +222,10 @@ class Sequencer:
         transactions: Sequence[Transaction],
         payload: bytes,
     ) -> AnswerSpan:
-        guarded = False
         for transaction in transactions:
-            check_transaction(transaction)
-            if transaction.compare_and_set:
-                guarded = True
-        if not guarded:
+            if transaction.causes or transaction.compare_and_set:
+                check_references(transaction)
+        if not any(transaction.compare_and_set for transaction in transactions):
             return self._gather(client, client_epoch, transactions, payload)
         taken = [self._apply_registers(transaction) for transaction in transactions]
         return self._gather(
@@ -291,13 +290,13 @@ class Sequencer:
     def replay(self, frames: Iterable[Frame]) -> None:
         """Fold frames that a log holds, to continue it. ``CorruptionError`` if they cannot be."""
         recent: deque[Frame] = deque()
-        recent_transactions = 0
+        recent_facts = 0
         for frame in frames:
             self._replay_frame(frame)
             recent.append(frame)
-            recent_transactions += frame.header.transaction_count
-            while recent_transactions > self._answers and len(recent) > 1:
-                recent_transactions -= recent.popleft().header.transaction_count
+            recent_facts += frame.header.fact_count
+            while recent_facts > self._answers and len(recent) > 1:
+                recent_facts -= recent.popleft().header.fact_count
         for frame in recent:
             for client, client_epoch, span in spans_of_frame(frame):
                 self._books.record(client, client_epoch, span)

@@ -28,9 +28,9 @@ from pagetrail.controlplane.log.spool_records import (
     decode_file_header,
     decode_record_header,
     encode_file_header,
-    record_payload,
     scan_spool,
     spool_name,
+    whole_records,
 )
 
 _NAME = re.compile(r"spool-(\d{10})-(\d{20})\.ptspool")
@@ -303,18 +303,7 @@ class SpoolReader:
         header = decode_record_header(data, 0)
         if header is not None and header.record_bytes > len(data):
             data = self._pread(file, header.record_bytes)
-        payloads: list[bytes] = []
-        first = total = at = 0
-        while header is not None:
-            payload = record_payload(data, at, header)
-            if payload is None or (payloads and total + header.count > max_transactions):
-                break
-            at += header.record_bytes
-            if header.next_client_seq > self.next_client_seq:
-                first = first if payloads else header.first_client_seq
-                payloads.append(payload)
-                total += header.count
-            header = decode_record_header(data, at)
+        payloads, first, total, at = whole_records(data, self.next_client_seq, max_transactions)
         if at == 0:
             raise CorruptionError(
                 f"{file.path.name} offset {self._offset_bytes}: a record that was written whole "

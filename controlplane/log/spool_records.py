@@ -103,6 +103,39 @@ def record_payload(data: bytes, offset: int, header: RecordHeader) -> bytes | No
     return payload
 
 
+def whole_records(
+    data: bytes, after_client_seq: int, count_max: int
+) -> tuple[list[bytes], int, int, int]:
+    """Payloads of the whole records at the start of ``data`` that reach past a transaction.
+
+    Returns (payloads, first client_seq, transactions, bytes read over): at most ``count_max``
+    transactions, but at least one record; earlier records are read over. Stops at the first record
+    that is cut short or damaged.
+    """
+    payloads: list[bytes] = []
+    first = total = at = 0
+    size_bytes = len(data)
+    checksum = google_crc32c.value
+    while at + RECORD_HEADER_BYTES <= size_bytes:
+        fields_end = at + _RECORD.size
+        _, payload_bytes, start, count, payload_crc = _RECORD.unpack_from(data, at)
+        body = at + RECORD_HEADER_BYTES
+        end = body + payload_bytes
+        if checksum(data[at:fields_end]) != _CRC.unpack_from(data, fields_end)[0]:
+            break
+        payload = data[body:end]
+        if end > size_bytes or checksum(payload) != payload_crc:
+            break
+        if payloads and total + count > count_max:
+            break
+        at = end
+        if start + count > after_client_seq:
+            first = first if payloads else start
+            payloads.append(payload)
+            total += count
+    return payloads, first, total, at
+
+
 def scan_spool(data: bytes, name: str, first_client_seq: int, *, last: bool) -> SpoolTail:
     """Check a spool file's records. ``last``: a torn end is possible, and left out.
 

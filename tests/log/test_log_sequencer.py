@@ -26,7 +26,8 @@ LIMITS = LogLimits(answers=5)
 def admit(
     sequencer: Sequencer, transactions: list[Transaction], client: str = "c", epoch: int = 1
 ) -> Taken | NotTaken:
-    return sequencer.admit(client, epoch, transactions, encode_transactions(transactions))
+    payload = encode_transactions(transactions)
+    return sequencer.admit(client, epoch, decode_transactions(payload), payload)
 
 
 def sealed(sequencer: Sequencer) -> Frame:

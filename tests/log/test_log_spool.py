@@ -7,13 +7,12 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from log_helpers import FaultyFiles, fact
+from log_helpers import FaultyFiles, UnsyncedFiles, fact
 
 from pagetrail.catalog.envelope import CompareAndSet, WireFact
 from pagetrail.catalog.errors import BadInputError, CorruptionError, PagetrailError
 from pagetrail.controlplane.log.client import Draft, FactClient
 from pagetrail.controlplane.log.errors import HeadroomError, SpoolFullError
-from pagetrail.controlplane.log.files import OsFiles
 from pagetrail.controlplane.log.limits import LogLimits
 from pagetrail.controlplane.log.spool import Spool
 from pagetrail.controlplane.log.transactions import decode_transactions
@@ -36,7 +35,7 @@ def fill(client: FactClient, payload_bytes: int) -> int:
 
 def spooled(directory: Path, client: str = "c") -> dict[int, list[int]]:
     """Epoch -> client_seq of all that a fresh open finds in the spool, in order."""
-    spool = Spool.open(directory / "spool" / client, SMALL, OsFiles())
+    spool = Spool.open(directory / "spool" / client, SMALL, UnsyncedFiles())
     found = {}
     for epoch in spool.epochs()[:-1]:
         reader = spool.reader(epoch, spool.start_of(epoch))
