@@ -20,6 +20,7 @@ from pagetrail.catalog.errors import PagetrailError
 _COMMANDS = {
     "bench": "Measure a part, beside a floor and peers.",
     "config": "Show the configuration and where each value came from.",
+    "demo": "Serve a real model on this machine and derive every decision again.",
     "docs": "Write the reference documents, or check that they match the code.",
     "facts": "Look into the log of a run.",
     "gateway": "Take HTTP requests and route them to workers.",

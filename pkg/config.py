@@ -182,7 +182,7 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
     ] = 3_000
     offer_timeout_ms: Annotated[
         int, Meta(ge=50, le=600_000, description="An offer unanswered so long goes elsewhere.")
-    ] = 2_000
+    ] = 15_000
     requests_max: Annotated[
         int, Meta(ge=1, le=1 << 20, description="Open requests; beyond it clients get 503.")
     ] = 1_024

@@ -1,0 +1,1 @@
+"""`pagetrail demo`: the whole product once, on a real model and real text, with a verdict."""
