@@ -53,6 +53,12 @@ class KindId(IntEnum):
     STREAM_PREEMPTED = 79
     PAGES_PINNED = 80
     PAGES_UNPINNED = 81
+    MARK_ARMED = 82
+    MARK_DISARMED = 83
+    SNAPSHOT_DROPPED = 84
+    COPY_KEPT = 85
+    COPY_RESTORED = 86
+    COPIES_DROPPED = 87
 
     ROUTER_STARTED = 96
     WORKER_OBSERVED = 97
@@ -139,6 +145,12 @@ def _table() -> dict[int, Kind]:
         (KindId.STREAM_PREEMPTED, worker.StreamPreempted, Role.COMMAND, ("stream",)),
         (KindId.PAGES_PINNED, worker.PagesPinned, Role.COMMAND, ("lease",)),
         (KindId.PAGES_UNPINNED, worker.PagesUnpinned, Role.COMMAND, ("lease",)),
+        (KindId.MARK_ARMED, worker.MarkArmed, Role.COMMAND, ("stream",)),
+        (KindId.MARK_DISARMED, worker.MarkDisarmed, Role.COMMAND, ("stream",)),
+        (KindId.SNAPSHOT_DROPPED, worker.SnapshotDropped, Role.COMMAND, ("node",)),
+        (KindId.COPY_KEPT, worker.CopyKept, Role.COMMAND, ("stream",)),
+        (KindId.COPY_RESTORED, worker.CopyRestored, Role.COMMAND, ("stream",)),
+        (KindId.COPIES_DROPPED, worker.CopiesDropped, Role.COMMAND, ()),
         (KindId.ROUTER_STARTED, router.RouterStarted, Role.JOURNAL, ("router", "router_epoch")),
         (KindId.WORKER_OBSERVED, router.WorkerObserved, Role.COMMAND, ("worker",)),
         (KindId.WORKER_EXPIRED, router.WorkerExpired, Role.COMMAND, ("worker",)),

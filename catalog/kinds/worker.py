@@ -240,6 +240,48 @@ class PagesUnpinned(msgspec.Struct, frozen=True, array_like=True):
     lease: Annotated[int, Meta(description="lease number")]
 
 
+class MarkArmed(msgspec.Struct, frozen=True, array_like=True):
+    """A snapshot slot is reserved for the recurrent state after a stream's first columns."""
+
+    stream: Stream
+    columns: Annotated[int, Meta(description="page edge ahead of the stream's rows")]
+
+
+class MarkDisarmed(msgspec.Struct, frozen=True, array_like=True):
+    """The snapshot will not be taken; its slot is free again."""
+
+    stream: Stream
+    columns: Annotated[int, Meta(description="as armed")]
+
+
+class SnapshotDropped(msgspec.Struct, frozen=True, array_like=True):
+    """A kept node loses the snapshot at its end; its pages stay."""
+
+    node: NodeNumber
+
+
+class CopyKept(msgspec.Struct, frozen=True, array_like=True):
+    """A stream's first rows are copied into pages of their own, which stay after it."""
+
+    stream: Stream
+    rows: Annotated[int, Meta(description="rows copied; any number, not whole pages only")]
+    supersedes: Annotated[tuple[int, ...], Meta(description="copies this one continues")] = ()
+
+
+class CopyRestored(msgspec.Struct, frozen=True, array_like=True):
+    """Rows of a kept copy have been copied into a stream's own pages."""
+
+    stream: Stream
+    copy: Annotated[int, Meta(description="copy number, from 1")]
+    rows: Annotated[int, Meta(description="rows added")]
+
+
+class CopiesDropped(msgspec.Struct, frozen=True, array_like=True):
+    """Kept copies are given up whole."""
+
+    copies: Annotated[tuple[int, ...], Meta(description="copy numbers")]
+
+
 class Measured(msgspec.Struct, frozen=True, array_like=True):
     """A measured cost; calibration folds it."""
 

@@ -17,6 +17,7 @@ from pagetrail.catalog.kinds.worker import (
 
 from .books import Books, check_floors
 from .routes import Route
+from .snapshots import check_resumable
 
 
 def adopt(books: Books, command: PagesAdopted) -> None:
@@ -33,6 +34,7 @@ def adopt(books: Books, command: PagesAdopted) -> None:
             f"{shape.page_tokens}: the last row must lie in the last column"
         )
     check_floors(books, run, columns, rows)
+    check_resumable(books, run, columns)
     end = books.split_at(run, columns) if columns else tree.root
     tree.touch(end, books.commands)
     books.enter(end)

@@ -14,8 +14,8 @@ from pagetrail.catalog.kinds.worker import PoolSpec
 
 from .book import Pool
 from .kept import KeptTree
-from .routes import Lease, Route
-from .runs import NO_NUMBER, Run, path_down, path_up, split_front
+from .routes import Copy, Lease, Route
+from .runs import NO_NUMBER, Run, first_present, path_down, path_up, split_front
 
 GROUPS_MAX = 64
 PAGE_TOKENS_MAX = 65_536
@@ -30,6 +30,7 @@ class Shape:
     verify_rows: int
     kept_columns_max: int
     kept_nodes_max: int
+    snap_slots: int = 0
 
     def __post_init__(self) -> None:
         if not 1 <= len(self.pools) <= GROUPS_MAX:
@@ -47,7 +48,7 @@ class Shape:
                     f"group {pool.name!r} attends a window of {pool.window_tokens} rows; a window "
                     "has at least 2, and 0 means all rows"
                 )
-        for name in ("verify_rows", "kept_columns_max", "kept_nodes_max"):
+        for name in ("verify_rows", "kept_columns_max", "kept_nodes_max", "snap_slots"):
             if getattr(self, name) < 0:
                 raise BadInputError(f"{name} must not be negative, not {getattr(self, name)}")
 
@@ -68,10 +69,14 @@ class Books:
     __slots__ = (
         "ahead",
         "commands",
+        "copied_columns",
+        "copies",
         "leases",
+        "next_copy",
         "pools",
         "routes",
         "shape",
+        "slots",
         "tickets",
         "tree",
         "windows",
@@ -83,6 +88,10 @@ class Books:
         self.tree = KeptTree(len(shape.pools))
         self.routes: dict[int, Route] = {}
         self.leases: dict[int, Lease] = {}
+        self.copies: dict[int, Copy] = {}  # in order of last access
+        self.copied_columns = 0
+        self.next_copy = 1
+        self.slots = Pool(shape.snap_slots) if shape.snap_slots else None
         # Live matters, no part of the state: routes with pages in flight, appends reserved so far.
         self.ahead: dict[int, Route] = {}
         self.tickets = 0
@@ -119,6 +128,31 @@ class Books:
         if stream in self.routes:
             raise BadInputError(f"stream {stream} has a route already; finish it first")
 
+    def copy(self, number: int) -> Copy:
+        """A kept copy. Raises BadInputError when it is not, or no longer, there."""
+        copy = self.copies.get(number)
+        if copy is None:
+            raise BadInputError(
+                f"copy {number} is not kept (the next number is {self.next_copy}); look the "
+                "prompt up again"
+            )
+        return copy
+
+    def check_kept_limits(self, columns: int, entries: int) -> None:
+        """Check that so many more columns and entries may be kept. Raises BadInputError."""
+        kept_columns = self.tree.columns + self.copied_columns
+        if kept_columns + columns > self.shape.kept_columns_max:
+            raise BadInputError(
+                f"keeping {columns} columns beside {kept_columns} would pass the limit of "
+                f"{self.shape.kept_columns_max}; evict first, or do not keep"
+            )
+        kept_entries = len(self.tree) + len(self.copies)
+        if kept_entries + entries > self.shape.kept_nodes_max:
+            raise BadInputError(
+                f"{kept_entries} nodes and copies are kept and the limit is "
+                f"{self.shape.kept_nodes_max}; evict first, or do not keep"
+            )
+
     def enter(self, end: Run) -> None:
         """One more holder of the whole path to ``end``."""
         for run in path_up(end):
@@ -150,6 +184,8 @@ class Books:
     def remove(self, stream: int) -> None:
         """Forget a stream and let its path go."""
         route = self.routes.pop(stream)
+        if self.slots is not None and route.marks:
+            self.slots.give(list(route.marks.values()))
         self.leave(route.end)
         if self.windows:
             self.drop_behind(path_down(route.end))
@@ -211,13 +247,3 @@ def check_floors(books: Books, run: Run, columns: int, rows: int) -> None:
                 f"column {floor}, and its pages start at column {first}; choose a later row, or "
                 "recompute"
             )
-
-
-def first_present(run: Run, group: int) -> int:
-    """The first column from which on the path up to ``run``'s end has all pages of the group."""
-    while run.parent is not None:
-        present = len(run.pages[group])
-        if present < run.columns:
-            return run.end - present
-        run = run.parent
-    return 0

@@ -11,7 +11,7 @@ from collections import Counter
 from pagetrail.catalog.errors import InvariantError
 
 from .books import Books
-from .runs import NO_NUMBER, Run, path_up
+from .runs import NO_NUMBER, NO_SLOT, Run, path_up
 
 
 def check(books: Books) -> None:
@@ -23,6 +23,8 @@ def check(books: Books) -> None:
     _check_pages(books, runs)
     _check_tree(books)
     _check_routes(books)
+    _check_slots(books)
+    _check_copies(books)
 
 
 def _require(holds: bool, message: str) -> None:
@@ -93,6 +95,7 @@ def _check_pages(books: Books, runs: list[Run]) -> None:
             f"{name} counts {pool.in_flight} pages in flight and has {len(flying)}",
         )
         owned += flying
+        owned += [page for copy in books.copies.values() for page in copy.pages[group]]
         held = set(owned)
         free = pool.free_pages()
         _require(len(held) == len(owned), f"{name}: a page lies in two runs")
@@ -145,7 +148,7 @@ def _check_tree(books: Books) -> None:
         )
     _require(
         tree.columns == sum(run.columns for run in nodes)
-        and tree.columns <= books.shape.kept_columns_max,
+        and tree.columns + books.copied_columns <= books.shape.kept_columns_max,
         f"{tree.columns} kept columns are counted",
     )
     order = [(run.last_access, run.number) for run in tree.order]
@@ -199,4 +202,30 @@ def _check_routes(books: Books) -> None:
         _require(
             -(-rows // page_tokens) == ahead.first_column + len(ahead.pages[0]),
             f"stream {stream} has pages in flight for other rows than it writes",
+        )
+
+
+def _check_slots(books: Books) -> None:
+    taken = [run.slot for run in books.tree.nodes.values() if run.slot != NO_SLOT]
+    taken += [slot for route in books.routes.values() for slot in route.marks.values()]
+    free = [] if books.slots is None else books.slots.free_pages()
+    _require(
+        sorted(taken + free) == list(range(books.shape.snap_slots)),
+        f"free slots {free} and taken slots {taken} are not all {books.shape.snap_slots}",
+    )
+
+
+def _check_copies(books: Books) -> None:
+    copies = books.copies
+    _require(
+        books.copied_columns == sum(copy.columns for copy in copies.values()),
+        f"{books.copied_columns} columns of copies are counted",
+    )
+    stamps = [copy.last_access for copy in copies.values()]
+    _require(stamps == sorted(stamps), "copies are out of the order of their last access")
+    for number, copy in copies.items():
+        _require(
+            number == copy.number < books.next_copy
+            and copy.columns == -(-copy.rows // books.shape.page_tokens),
+            f"copy {number} is not what it was filed as",
         )

@@ -10,7 +10,7 @@ import msgspec
 
 from pagetrail.catalog.kinds import worker
 
-from . import beginning, growing, keeping, pinning
+from . import beginning, copies, growing, keeping, pinning, snapshots
 from .books import Books
 
 OPERATIONS: Mapping[type[msgspec.Struct], Callable[[Books, Any], None]] = MappingProxyType(
@@ -28,5 +28,11 @@ OPERATIONS: Mapping[type[msgspec.Struct], Callable[[Books, Any], None]] = Mappin
         worker.NodeDurable: keeping.durable,
         worker.PagesPinned: pinning.pin,
         worker.PagesUnpinned: pinning.unpin,
+        worker.MarkArmed: snapshots.arm,
+        worker.MarkDisarmed: snapshots.disarm,
+        worker.SnapshotDropped: snapshots.drop,
+        worker.CopyKept: copies.keep,
+        worker.CopyRestored: copies.restore,
+        worker.CopiesDropped: copies.drop,
     }
 )

@@ -10,9 +10,18 @@ from __future__ import annotations
 from pagetrail.catalog.errors import BadInputError
 from pagetrail.catalog.kinds.worker import NodeDurable, NodesEvicted, PromptKept, RouteForked
 
-from .books import Books, check_floors, first_present
+from . import snapshots
+from .books import Books, check_floors
 from .routes import Route
-from .runs import NO_NUMBER, Run, join_front, path_down, path_up
+from .runs import (
+    NO_NUMBER,
+    Run,
+    ancestor_at,
+    first_present,
+    join_front,
+    path_down,
+    path_up,
+)
 
 
 def fork(books: Books, command: RouteForked) -> None:
@@ -62,29 +71,23 @@ def keep(books: Books, command: PromptKept) -> None:
             f"{shared} columns into node {command.node} are not a continuation of them"
         )
     new = columns - shared
-    if tree.columns + new > books.shape.kept_columns_max:
-        raise BadInputError(
-            f"keeping {new} columns beside {tree.columns} would pass the limit of "
-            f"{books.shape.kept_columns_max}; evict first, or do not keep"
-        )
-    if new and len(tree) >= books.shape.kept_nodes_max:
-        raise BadInputError(
-            f"{len(tree)} nodes are kept and the limit is {books.shape.kept_nodes_max}; evict "
-            "first, or do not keep"
-        )
+    books.check_kept_limits(new, 1 if new else 0)
     check_floors(books, ancestor_at(route.end, columns), columns, columns * books.shape.page_tokens)
     if shared > held.end:
         check_swap(books, route, found, shared, columns)
+    marks = snapshots.reached(books, route, columns)
     superseded = [superseded_node(books, route, number) for number in command.supersedes]
     anchor = books.split_at(found, shared) if shared else tree.root
     if shared > held.end:
         swap(books, route, held, anchor)
     end = anchor
     if new:
-        split_route(books, route, columns)
-        for run in joined(books, route, shared, columns):
+        for column in (*marks, columns):
+            split_route(books, route, column)
+        for run in joined(route, shared, columns, marks):
             tree.keep(run, books.commands)
             end = run
+    snapshots.attach(books, route, end, marks)
     tree.refresh(end, books.commands)
     for run in superseded:
         run.superseded = True
@@ -179,6 +182,7 @@ def evict(books: Books, command: NodesEvicted) -> None:
             lost_children[parent] = lost_children.get(parent, 0) + 1
     freed: list[list[int]] = [[] for _ in books.pools]
     for number, columns in command.victims:
+        snapshots.release(books, tree.node(number))
         for ids, released in zip(tree.cut(tree.node(number), columns), freed, strict=True):
             released += ids
     books.give(freed)
@@ -193,13 +197,6 @@ def kept_end(route: Route) -> Run:
     """The last kept run of a route; the root when there is none."""
     run = route.end
     while run.number == NO_NUMBER and run.parent is not None:
-        run = run.parent
-    return run
-
-
-def ancestor_at(run: Run, columns: int) -> Run:
-    """The run of the path to ``run`` that covers column ``columns - 1``; the root for 0."""
-    while run.start >= columns and run.parent is not None:
         run = run.parent
     return run
 
@@ -221,13 +218,13 @@ def superseded_node(books: Books, route: Route, number: int) -> Run:
     return run
 
 
-def joined(books: Books, route: Route, start: int, end: int) -> list[Run]:
-    """The route's own runs inside ``[start, end)`` from the top, neighbours with the same
-    users made one."""
+def joined(route: Route, start: int, end: int, marks: list[int]) -> list[Run]:
+    """The route's own runs inside ``[start, end)`` from the top; neighbours with the same
+    holders, and no mark between them, made one."""
     runs: list[Run] = []
     for run in path_down(route.end):
         if start <= run.start < end:
-            if runs and runs[-1].holders == run.holders and not run.pins:
+            if runs and runs[-1].holders == run.holders and not run.pins and run.start not in marks:
                 join_front(run, runs.pop())
             runs.append(run)
     return runs

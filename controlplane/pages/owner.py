@@ -25,8 +25,8 @@ from .check import check
 from .commands import OPERATIONS
 from .demand import growth, need, saved
 from .kept import KeptObserver
-from .routes import Route
-from .runs import NO_NUMBER, Run, path_down, path_up
+from .routes import Copy, Route
+from .runs import NO_NUMBER, NO_SLOT, Run, path_down, path_up
 from .state import decode, encode
 
 
@@ -42,10 +42,11 @@ class PageOwner:
         verify_rows: int,
         kept_columns_max: int,
         kept_nodes_max: int,
+        snap_slots: int = 0,
     ) -> None:
         """Raises BadInputError for a shape that cannot be."""
         self._books = Books(
-            Shape(pools, page_tokens, verify_rows, kept_columns_max, kept_nodes_max)
+            Shape(pools, page_tokens, verify_rows, kept_columns_max, kept_nodes_max, snap_slots)
         )
 
     def apply(self, command: msgspec.Struct) -> None:
@@ -149,8 +150,8 @@ class PageOwner:
 
     @property
     def kept_columns(self) -> int:
-        """Columns that the kept prompts hold."""
-        return self._books.tree.columns
+        """Columns that kept nodes and copies hold."""
+        return self._books.tree.columns + self._books.copied_columns
 
     @property
     def next_node(self) -> int:
@@ -159,7 +160,7 @@ class PageOwner:
 
     @property
     def kept_nodes(self) -> int:
-        """Nodes, without the root."""
+        """Kept nodes, without the root."""
         return len(self._books.tree)
 
     def streams(self) -> list[int]:
@@ -185,6 +186,31 @@ class PageOwner:
     def oldest_nodes(self) -> Iterator[Run]:
         """Kept nodes in order of (last access, number), lazily; apply nothing meanwhile."""
         return iter(self._books.tree.order)
+
+    def resume_point(self, node: int, columns: int) -> tuple[int, int]:
+        """The longest part of a kept path that can be resumed: (node, columns).
+
+        The path itself without snapshot slots; with them, its last snapshot, (0, 0) without one.
+        """
+        tree = self._books.tree
+        run = tree.locate(node, columns)
+        if self._books.slots is None:
+            return node, columns
+        while run.parent is not None and (run.slot == NO_SLOT or run.end > columns):
+            run = run.parent
+        return run.number, run.end
+
+    def free_slots(self) -> int:
+        """Snapshot slots that neither a mark nor a node has."""
+        return 0 if self._books.slots is None else self._books.slots.free
+
+    def copies(self) -> tuple[Copy, ...]:
+        """Kept copies in order of last access, to read."""
+        return tuple(self._books.copies.values())
+
+    def copy(self, number: int) -> Copy:
+        """A kept copy, to read. Raises BadInputError when it is not kept."""
+        return self._books.copy(number)
 
     def kept_path(self, stream: int) -> tuple[tuple[int, int, int], ...]:
         """(node, first column, columns) of each kept node on a stream's route, from the top."""

@@ -11,9 +11,8 @@ from pagetrail.catalog.errors import BadInputError
 from pagetrail.catalog.kinds.worker import PagesPinned, PagesUnpinned
 
 from .books import Books
-from .keeping import ancestor_at
 from .routes import Lease
-from .runs import NO_NUMBER, path_down
+from .runs import NO_NUMBER, ancestor_at, path_down
 
 LEASES_MAX = 4_096
 

@@ -9,7 +9,7 @@ committed but not yet advanced by a command. None of it is part of the state.
 
 from __future__ import annotations
 
-from .runs import Run
+from .runs import NEVER, Run
 
 
 class Ahead:
@@ -39,6 +39,7 @@ class Route:
         "ahead",
         "dirty_from",
         "end",
+        "marks",
         "promised",
         "rows",
         "stream",
@@ -51,6 +52,7 @@ class Route:
         self.adopted_columns = end.end
         self.adopted_rows = rows
         self.promised = [0] * groups
+        self.marks: dict[int, int] = {}  # column of an armed mark -> its snapshot slot
         self.ahead: Ahead | None = None
         self.dirty_from = 0  # first column whose page ids the device's table may not have
 
@@ -58,6 +60,35 @@ class Route:
     def columns(self) -> int:
         """Columns the route covers; the last may be partly filled."""
         return self.end.end
+
+
+class Copy:
+    """A prompt kept in pages of its own; in a window group the last ones only."""
+
+    __slots__ = (
+        "accesses",
+        "columns",
+        "last_access",
+        "number",
+        "pages",
+        "previous_access",
+        "resumed",
+        "rows",
+        "superseded",
+    )
+
+    def __init__(
+        self, number: int, rows: int, columns: int, pages: list[list[int]], now: int
+    ) -> None:
+        self.number = number
+        self.rows = rows
+        self.columns = columns
+        self.pages = pages
+        self.last_access = now
+        self.previous_access = NEVER
+        self.accesses = 1
+        self.resumed = False
+        self.superseded = False
 
 
 class Lease:

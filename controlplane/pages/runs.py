@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 NO_NUMBER = -1
+NO_SLOT = -1
 NEVER = -1
 
 
@@ -44,6 +45,7 @@ class Run:
         "pins",
         "previous_access",
         "resumed",
+        "slot",
         "start",
         "superseded",
     )
@@ -63,6 +65,7 @@ class Run:
         self.accesses = 0
         self.resumed = False
         self.superseded = False
+        self.slot = NO_SLOT  # of the snapshot at the run's end
         self.older: Run = self  # neighbours in the order of last access; itself: in no order
         self.newer: Run = self
 
@@ -109,6 +112,23 @@ def path_down(run: Run) -> list[Run]:
     path = list(path_up(run))
     path.reverse()
     return path
+
+
+def ancestor_at(run: Run, columns: int) -> Run:
+    """The run of the path to ``run`` that covers column ``columns - 1``; the root for 0."""
+    while run.start >= columns and run.parent is not None:
+        run = run.parent
+    return run
+
+
+def first_present(run: Run, group: int) -> int:
+    """The first column from which on the path up to ``run``'s end has all pages of the group."""
+    while run.parent is not None:
+        present = len(run.pages[group])
+        if present < run.columns:
+            return run.end - present
+        run = run.parent
+    return 0
 
 
 def split_front(run: Run, columns: int) -> Run:

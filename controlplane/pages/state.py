@@ -16,12 +16,13 @@ from pagetrail.catalog.kinds.worker import PoolSpec
 
 from .books import Books, Shape
 from .check import check
-from .routes import Lease, Route
-from .runs import NO_NUMBER, Run, path_down
+from .routes import Copy, Lease, Route
+from .runs import NO_NUMBER, NO_SLOT, Run, path_down
 
 STATE_VERSION = 1
 _RESUMED = 1
 _SUPERSEDED = 2
+_SNAPSHOT = 4
 
 
 class NodeState(msgspec.Struct, frozen=True, array_like=True):
@@ -55,6 +56,18 @@ class RouteState(msgspec.Struct, frozen=True, array_like=True):
     adopted_columns: int
     adopted_rows: int
     promised: tuple[int, ...]
+    marks: tuple[int, ...]
+
+
+class CopyState(msgspec.Struct, frozen=True, array_like=True):
+    """A kept copy."""
+
+    number: int
+    rows: int
+    last_access: int
+    previous_access: int
+    accesses: int
+    flags: int
 
 
 class LeaseState(msgspec.Struct, frozen=True, array_like=True):
@@ -73,12 +86,15 @@ class OwnerState(msgspec.Struct, frozen=True, array_like=True):
     verify_rows: int
     kept_columns_max: int
     kept_nodes_max: int
+    snap_slots: int
     commands: int
     next_number: int
+    next_copy: int
     nodes: tuple[NodeState, ...]
     runs: tuple[RunState, ...]
     routes: tuple[RouteState, ...]
     leases: tuple[LeaseState, ...]
+    copies: tuple[CopyState, ...]
 
 
 _DECODER = msgspec.msgpack.Decoder(OwnerState)
@@ -101,7 +117,7 @@ def encode(books: Books) -> bytes:
             run.last_access,
             run.previous_access,
             run.accesses,
-            _RESUMED * run.resumed + _SUPERSEDED * run.superseded,
+            _flags(run) + _SNAPSHOT * (run.slot != NO_SLOT),
         )
         for number, run in sorted(books.tree.nodes.items())
         if number
@@ -130,6 +146,7 @@ def encode(books: Books) -> bytes:
                 route.adopted_columns,
                 route.adopted_rows,
                 tuple(route.promised),
+                tuple(sorted(route.marks)),
             )
         )
     leases: list[LeaseState] = []
@@ -145,12 +162,25 @@ def encode(books: Books) -> bytes:
             shape.verify_rows,
             shape.kept_columns_max,
             shape.kept_nodes_max,
+            shape.snap_slots,
             books.commands,
             books.tree.next_number,
+            books.next_copy,
             nodes,
             tuple(runs),
             tuple(routes),
             tuple(leases),
+            tuple(
+                CopyState(
+                    copy.number,
+                    copy.rows,
+                    copy.last_access,
+                    copy.previous_access,
+                    copy.accesses,
+                    _flags(copy),
+                )
+                for copy in books.copies.values()
+            ),
         )
     )
 
@@ -182,6 +212,7 @@ def _rebuild(state: OwnerState) -> Books:
             state.verify_rows,
             state.kept_columns_max,
             state.kept_nodes_max,
+            state.snap_slots,
         )
     )
     tree = books.tree
@@ -196,6 +227,8 @@ def _rebuild(state: OwnerState) -> Books:
         run.accesses = node.accesses
         run.resumed = bool(node.flags & _RESUMED)
         run.superseded = bool(node.flags & _SUPERSEDED)
+        if node.flags & _SNAPSHOT:
+            run.slot = _slot(books)
         tree.nodes[node.number] = run
         tree.columns += node.columns
         tree.count_idle(run, 1)
@@ -222,6 +255,7 @@ def _rebuild(state: OwnerState) -> Books:
         route.adopted_columns = stored.adopted_columns
         route.adopted_rows = stored.adopted_rows
         route.promised = list(stored.promised)
+        route.marks = {column: _slot(books) for column in stored.marks}
         for pool, count in zip(books.pools, stored.promised, strict=True):
             pool.promised += count
         books.enter(route.end)
@@ -234,7 +268,36 @@ def _rebuild(state: OwnerState) -> Books:
             run.holders += 1
             run.pins += 1
         books.leases[pinned.lease] = lease
+    books.next_copy = state.next_copy
+    for kept in state.copies:
+        copy = _copy(books, kept)
+        books.copies[copy.number] = copy
+        books.copied_columns += copy.columns
     return books
+
+
+def _copy(books: Books, kept: CopyState) -> Copy:
+    columns = -(-kept.rows // books.shape.page_tokens)
+    pages = [
+        pool.take(columns - books.shape.floor_column(group, kept.rows))
+        for group, pool in enumerate(books.pools)
+    ]
+    copy = Copy(kept.number, kept.rows, columns, pages, kept.last_access)
+    copy.previous_access = kept.previous_access
+    copy.accesses = kept.accesses
+    copy.resumed = bool(kept.flags & _RESUMED)
+    copy.superseded = bool(kept.flags & _SUPERSEDED)
+    return copy
+
+
+def _flags(kept: Run | Copy) -> int:
+    return _RESUMED * kept.resumed + _SUPERSEDED * kept.superseded
+
+
+def _slot(books: Books) -> int:
+    if books.slots is None:
+        raise InvariantError("a snapshot is kept and there are no slots")
+    return books.slots.take(1)[0]
 
 
 def _pages(books: Books, columns: int, present: tuple[int, ...]) -> list[list[int]]:

@@ -17,7 +17,12 @@ from pagemodel import Content, PageModel
 from pagetrail.catalog.errors import BadInputError
 from pagetrail.catalog.kinds.worker import (
     AdoptionUndone,
+    CopiesDropped,
+    CopyKept,
+    CopyRestored,
     FinishReason,
+    MarkArmed,
+    MarkDisarmed,
     NodeDurable,
     NodesEvicted,
     PagesAdopted,
@@ -28,6 +33,7 @@ from pagetrail.catalog.kinds.worker import (
     PromptKept,
     RouteForked,
     RowsAdvanced,
+    SnapshotDropped,
     StreamFinished,
     StreamPreempted,
 )
@@ -52,15 +58,16 @@ class Driver:
     pools: tuple[PoolSpec, ...]
     page_tokens: int
     pick: Callable[[int], int]
-    check: bool = True
+    slots: int = 0
     streams: dict[int, Live] = field(default_factory=dict)
     number: int = 0
     lease: int = 0
     leases: list[int] = field(default_factory=list)
+    copies: int = 0
 
     def __post_init__(self) -> None:
-        self.live = PageOwner(self.pools, self.page_tokens, 0, LIMIT, LIMIT)
-        self.replayed = PageOwner(self.pools, self.page_tokens, 0, LIMIT, LIMIT)
+        self.live = PageOwner(self.pools, self.page_tokens, 0, LIMIT, LIMIT, self.slots)
+        self.replayed = PageOwner(self.pools, self.page_tokens, 0, LIMIT, LIMIT, self.slots)
         self.index = PrefixIndex(self.live)
         self.model = PageModel(
             [pool.pages for pool in self.pools],
@@ -146,10 +153,14 @@ class Driver:
             self.more,
             self.durable,
             self.nonsense,
+            self.copy,
+            self.restore_copy,
+            self.drop_copies,
         ]
+        if self.slots:
+            steps += [self.arm, self.arm, self.arm, self.disarm, self.drop_snapshot]
         steps[self.pick(len(steps))]()
-        if self.check:
-            self.compare()
+        self.compare()
 
     def _stream(self) -> int | None:
         numbers = sorted(self.streams)
@@ -166,17 +177,21 @@ class Driver:
     def begin(self) -> None:
         wanted = [self.pick(2) for _ in range(self.pick(5))]
         found, columns = self.index.match(self.digests(tuple(wanted)))
+        if self.slots and columns and self.pick(4):
+            found, columns = self.live.resume_point(found, columns)
         rows = columns * self.page_tokens
-        if columns and self.page_tokens > 1 and self.pick(4) == 0:
+        if not self.slots and columns and self.page_tokens > 1 and self.pick(4) == 0:
             rows -= 1  # row-granular reuse: the last token stays to be computed
         self.number += 1
         command = PagesAdopted(self.number, found, columns, rows)
         try:
             self.live.apply(command)
-        except BadInputError:  # a window group has given back what would be read
-            assert any(pool.window_tokens for pool in self.pools)
+        except BadInputError:  # a window has given back what would be read, or no snapshot there
+            unsaved = self.slots and tuple(wanted[:columns]) not in self.model.snapshots
+            assert unsaved or any(pool.window_tokens for pool in self.pools)
             self.number -= 1
             return
+        assert not self.slots or not columns or tuple(wanted[:columns]) in self.model.snapshots
         self.replayed.apply(command)
         self.model.adopt(self.number, tuple(wanted[:columns]), rows)
         self.streams[self.number] = Live(list(wanted), len(wanted))
@@ -364,6 +379,85 @@ class Driver:
             self.apply(NodeDurable(node, columns))
             self.model.durable(content)
 
+    def copy(self) -> None:
+        number = self._settled()
+        if number is None or not self.live.rows(number):
+            return
+        rows = 1 + self.pick(self.live.rows(number))
+        command = CopyKept(number, rows, tuple(self.model.copies)[:1])
+        try:
+            self.live.apply(command)
+        except BadInputError:  # no room, or a window group has given back what it takes
+            return
+        self.replayed.apply(command)
+        self.copies += 1
+        self.model.copy(self.copies, number, rows)
+        self.streams[number].fresh = False
+
+    def restore_copy(self) -> None:
+        number = self._settled()
+        if number is None or not self.model.copies:
+            return
+        copies = sorted(self.model.copies)
+        copy = copies[self.pick(len(copies))]
+        rows = self.model.copies[copy][0] - self.live.rows(number)
+        command = CopyRestored(number, copy, rows)
+        if rows < 1:
+            self.refused(command)
+            return
+        try:
+            self.live.apply(command)
+        except BadInputError:  # not promised enough
+            return
+        self.replayed.apply(command)
+        now = self.model.now
+        self._advanced(((number, rows),))
+        self.model.now = now
+        self.model.touch_copy(copy)
+
+    def drop_copies(self) -> None:
+        if self.model.copies and self.pick(2):
+            numbers = tuple(self.model.copies)[: 1 + self.pick(2)]
+            self.apply(CopiesDropped(numbers))
+            self.model.drop_copies(numbers)
+
+    def arm(self) -> None:
+        number = self._stream()
+        if number is None:
+            return
+        column = self.live.rows(number) // self.page_tokens + 1 + self.pick(2)
+        command = MarkArmed(number, column)
+        taken = column in self.model.marks.get(number, ())
+        if taken or self.model.slots_taken() == self.slots:
+            self.refused(command)
+            return
+        self.apply(command)
+        self.model.arm(number, column)
+        self.streams[number].fresh = False
+
+    def disarm(self) -> None:
+        number = self._stream()
+        if number is None or not self.model.marks.get(number):
+            return
+        column = min(self.model.marks[number])
+        self.apply(MarkDisarmed(number, column))
+        self.model.disarm(number, column)
+
+    def drop_snapshot(self) -> None:
+        contents = sorted(self.model.snapshots, key=lambda c: (len(c), repr(c)))
+        if not contents:
+            return
+        content = contents[self.pick(len(contents))]
+        node, columns = self.index.match(self.digests(content))
+        run = self.live.node(node)
+        assert run.depth_columns == columns == len(content)
+        command = SnapshotDropped(node)
+        if run.pins:
+            self.refused(command)
+            return
+        self.apply(command)
+        self.model.drop_snapshot(content)
+
     def nonsense(self) -> None:
         """Commands that fit no book."""
         number = self._stream() or 1
@@ -404,7 +498,12 @@ class Driver:
         assert list(live.promised_in_all()) == model.promised()
         assert list(live.available()) == model.available()
         assert list(live.reclaimable()) == model.reclaimable()
-        assert live.kept_columns == len(model.kept)
+        copied = sum(-(-rows // self.page_tokens) for rows, _, _ in model.copies.values())
+        assert live.kept_columns == len(model.kept) + copied
+        assert live.free_slots() == self.slots - model.slots_taken()
+        assert [copy.number for copy in live.copies()] == sorted(
+            model.copies, key=lambda number: model.copies[number][2]
+        )
         assert live.commands == model.now
         for number, stream in model.streams.items():
             assert live.rows(number) == stream.rows

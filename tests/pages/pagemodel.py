@@ -53,6 +53,11 @@ class PageModel:
         self.streams: dict[int, Stream] = {}
         self.kept: dict[Content, Kept] = {}
         self.leased: dict[int, list[list[Page]]] = {}  # lease -> per group
+        self.snapshots: set[Content] = set()
+        self.marks: dict[int, set[int]] = {}  # stream -> columns
+        self.copies: dict[
+            int, tuple[int, list[int], int]
+        ] = {}  # number -> rows, pages, last access
         self.now = 0
 
     # ---------------------------------------------------------------- counts
@@ -67,7 +72,10 @@ class PageModel:
         }
 
     def free(self) -> list[int]:
-        return [total - len(self.live_pages(g)) for g, total in enumerate(self.total)]
+        return [
+            total - len(self.live_pages(g)) - sum(pages[g] for _, pages, _ in self.copies.values())
+            for g, total in enumerate(self.total)
+        ]
 
     def promised(self) -> list[int]:
         return [
@@ -153,6 +161,37 @@ class PageModel:
     def leave(self, number: int) -> None:
         self.now += 1
         self._release(self.streams.pop(number).name)
+        self.marks.pop(number, None)
+
+    def slots_taken(self) -> int:
+        return len(self.snapshots) + sum(len(marks) for marks in self.marks.values())
+
+    def arm(self, number: int, column: int) -> None:
+        self.now += 1
+        self.marks.setdefault(number, set()).add(column)
+
+    def disarm(self, number: int, column: int) -> None:
+        self.now += 1
+        self.marks[number].remove(column)
+
+    def drop_snapshot(self, content: Content) -> None:
+        self.now += 1
+        self.snapshots.remove(content)
+
+    def copy(self, number: int, stream: int, rows: int) -> None:
+        self.now += 1
+        end = -(-rows // self.page_tokens)
+        pages = [end - self.floor(group, rows) for group in range(len(self.total))]
+        self.copies[number] = (rows, pages, self.now)
+
+    def touch_copy(self, number: int) -> None:
+        self.now += 1
+        self.copies[number] = (*self.copies[number][:2], self.now)
+
+    def drop_copies(self, numbers: tuple[int, ...]) -> None:
+        self.now += 1
+        for number in numbers:
+            del self.copies[number]
 
     def advance(self, entries: tuple[tuple[int, int], ...]) -> None:
         self.now += 1
@@ -235,11 +274,16 @@ class PageModel:
             self.kept[content[: place + 1]] = Kept(Column(list(column.pages)), self.now)
         for end in range(1, len(content) + 1):
             self.kept[content[:end]].last_access = self.now
+        for mark in sorted(self.marks.get(number, ())):
+            if mark <= len(content) and mark * self.page_tokens <= stream.rows:
+                self.marks[number].remove(mark)
+                self.snapshots.add(content[:mark])
         self._sweep()
 
     def evict(self, contents: list[Content]) -> None:
         self.now += 1
         for content in contents:
+            self.snapshots.discard(content)
             for page in self.kept.pop(content).column.pages:
                 if page is not None:
                     assert page.holders == {TREE}

@@ -420,7 +420,7 @@ def test_keeping_checks_both_its_limits_and_what_the_stream_holds() -> None:
         owner.apply(PromptKept(1, 0, 0, 5))
     owner.apply(PromptKept(1, 0, 0, 3))
     begin(owner, 2, 5, 20)
-    with pytest.raises(BadInputError, match="1 nodes are kept and the limit is 1"):
+    with pytest.raises(BadInputError, match="1 nodes and copies are kept and the limit is 1"):
         owner.apply(PromptKept(2, 0, 0, 1))
     owner.apply(PromptKept(2, 1, 2, 2))  # nothing new: the stream swaps, no node is added
     assert owner.held() == (8,)
