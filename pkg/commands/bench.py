@@ -11,6 +11,7 @@ from pagetrail.names import unknown_name
 
 _BENCHES = {
     "catalog": "look-ups, compiled rules and closures",
+    "log": "appends, acknowledgements and recovery of the log",
     "pages": "hashing, look-up, allocation and eviction of pages",
 }
 
