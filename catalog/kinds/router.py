@@ -50,6 +50,9 @@ class WorkerObserved(msgspec.Struct, frozen=True, array_like=True):
     queue_ns: Annotated[int, Meta(description="predicted wait before a new request runs")]
     costs: Annotated[tuple[int, ...], Meta(description="by Metric, calibrated")]
     samples: Annotated[tuple[int, ...], Meta(description="by Metric, samples behind the cost")]
+    total_pages: Annotated[
+        int, Meta(description="smallest pool of a group without a window; 0 none")
+    ] = 0
 
 
 class WorkerExpired(msgspec.Struct, frozen=True, array_like=True):

@@ -66,6 +66,14 @@ from .router_view import RouteRecorded, RouterView
 
 ATTEMPTS_MAX = 8
 
+_LASTING = frozenset(
+    {
+        RouteReason.CONTEXT_EXCEEDED,
+        RouteReason.MODEL_NOT_LOADED,
+        RouteReason.PREFIX_LONGER_THAN_REQUEST,
+    }
+)
+
 
 class Phase(IntEnum):
     """Where an open request stands."""
@@ -350,12 +358,25 @@ class RouterMachine:
         self, live: _Live, inputs: RouteInputs, columns: tuple[tuple[int, ...], ...]
     ) -> list[RouterEffect]:
         force = self._decider.table[KindId.ROUTE]
-        place = [term.name for term in force.evaluator.terms].index("reason")
-        lasting = {RouteReason.CONTEXT_EXCEEDED, RouteReason.MODEL_NOT_LOADED}
-        reasons = set(columns[place]) if columns else set()
-        if inputs.candidates and reasons <= lasting:
+        names = [term.name for term in force.evaluator.terms]
+        read = [names.index(name) for name in ("candidate", "reason", "required_pages")]
+        rows = list(zip(*[columns[place] for place in read], strict=True)) if columns else []
+        needed: dict[int, int] = {}  # pages by candidate, without what lies there already
+        for place, _, pages in rows:
+            needed[place] = max(pages, needed.get(place, 0))
+        if inputs.candidates and all(
+            self._lasts(inputs.candidates[place].worker, reason, needed[place])
+            for place, reason, _ in rows
+        ):
             return self._fail(live, Verdict.TOO_LONG)
         return []
+
+    def _lasts(self, worker: str, reason: int, needed_pages: int) -> bool:
+        """Whether waiting cannot make an alternative at this worker possible."""
+        if reason in _LASTING:
+            return True
+        total_pages = self._view.workers[worker].total_pages
+        return 0 < total_pages < needed_pages
 
     def _fail(self, live: _Live, verdict: Verdict) -> list[RouterEffect]:
         del self._open[live.number]

@@ -216,7 +216,13 @@ class WorkerMachine:
             queue_ns=view.queue_ns(),
             costs=view.calibration.values(),
             samples=view.calibration.samples(),
+            total_pages=self._total_pages(),
         )
+
+    def _total_pages(self) -> int:
+        """The smallest pool that must hold every row; 0 when all groups have windows."""
+        pools = self.start.pools
+        return min((pool.pages for pool in pools if not pool.window_tokens), default=0)
 
     # ---- events from the router
 
