@@ -12,9 +12,16 @@ if TYPE_CHECKING:
     from pagetrail.controlplane.log.client import Acked, Draft, FactClient, Headroom, Position
     from pagetrail.controlplane.log.endpoints import ClientKeys, ServerKeys
     from pagetrail.controlplane.log.errors import HeadroomError, LogBehindError, SpoolFullError
+    from pagetrail.controlplane.log.export import ExportFormat, export_log
     from pagetrail.controlplane.log.frames import Frame, LogPosition
     from pagetrail.controlplane.log.limits import LogLimits
     from pagetrail.controlplane.log.reader import VerifyReport, read_log, verify_log
+    from pagetrail.controlplane.log.sealing import (
+        RetentionReport,
+        SealReport,
+        retain_log,
+        seal_log,
+    )
     from pagetrail.controlplane.log.stream import LogStream
     from pagetrail.controlplane.log.writer import EmbeddedWriter, start_writer_process
 
@@ -29,6 +36,12 @@ _HOMES = {
     "HeadroomError": "errors",
     "LogBehindError": "errors",
     "SpoolFullError": "errors",
+    "ExportFormat": "export",
+    "export_log": "export",
+    "RetentionReport": "sealing",
+    "SealReport": "sealing",
+    "retain_log": "sealing",
+    "seal_log": "sealing",
     "Frame": "frames",
     "LogPosition": "frames",
     "LogLimits": "limits",
@@ -45,6 +58,7 @@ __all__ = [
     "ClientKeys",
     "Draft",
     "EmbeddedWriter",
+    "ExportFormat",
     "FactClient",
     "Frame",
     "Headroom",
@@ -54,10 +68,15 @@ __all__ = [
     "LogPosition",
     "LogStream",
     "Position",
+    "RetentionReport",
+    "SealReport",
     "ServerKeys",
     "SpoolFullError",
     "VerifyReport",
+    "export_log",
     "read_log",
+    "retain_log",
+    "seal_log",
     "start_writer_process",
     "verify_log",
 ]

@@ -48,7 +48,7 @@ from pagetrail.controlplane.log.stretches import (
     stretch_frames,
 )
 from pagetrail.controlplane.log.transactions import decode_transactions
-from pagetrail.controlplane.log.wire import AnswerSpan, cut_span
+from pagetrail.controlplane.log.wire import AnswerSpan, SegmentEntry, cut_span
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,6 +205,15 @@ class Committer:
             if size_bytes >= max_bytes or frame.next_seq >= self.head.next_seq:
                 break
         return found
+
+    def segments(self) -> list[SegmentEntry]:
+        """The stretches a new reader starts from, the sealed ones by the name of their place."""
+        items = list_stretches(self._log).items
+        ends = [item.first_seq for item in items[1:]] + [self.head.next_seq]
+        return [
+            SegmentEntry(item.first_seq, end, item.path.name if item.sealed else "")
+            for item, end in zip(items, ends, strict=True)
+        ]
 
     def close(self) -> None:
         """Release the files and the lock. Gathered and uncommitted messages are dropped."""

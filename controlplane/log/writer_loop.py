@@ -235,6 +235,11 @@ class WriterLoop:
                 return
             answer = wire.encode(wire.Frames(fetch.request, self._head()))
             self._send(identity, wire.FRAMES, answer, *(frame.raw for frame in frames))
+        elif verb == wire.SNAPSHOT:
+            request = wire.decode(header, wire.Simple).request
+            segments = tuple(committer.segments())
+            manifest = wire.Manifest(request, segments, position.next_seq, position.chain)
+            self._send(identity, wire.MANIFEST, wire.encode(manifest))
         elif verb == wire.STATUS:
             status = wire.StatusIs(
                 wire.decode(header, wire.Simple).request,

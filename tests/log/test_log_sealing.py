@@ -12,6 +12,7 @@ from pathlib import Path
 import duckdb
 import msgspec
 import pytest
+import zmq
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from log_helpers import (
@@ -30,6 +31,7 @@ from pagetrail.catalog.facts import KindId, decision_fact
 from pagetrail.catalog.facts import fact as catalog_fact
 from pagetrail.catalog.kinds.content import Copy
 from pagetrail.catalog.kinds.decision import Decision
+from pagetrail.controlplane.log import wire
 from pagetrail.controlplane.log.clock import LogicalClock
 from pagetrail.controlplane.log.committer import open_committer
 from pagetrail.controlplane.log.limits import LogLimits
@@ -191,10 +193,28 @@ def test_a_crash_of_the_sealer_at_any_point_leaves_a_whole_log(tmp_path: Path) -
         assert not [name for name in tree(directory) if name.endswith(".tmp")]
 
 
+def ask_snapshot(endpoint: str) -> wire.Manifest:
+    with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
+        socket.linger = 0
+        socket.connect(endpoint)
+        socket.send_multipart([wire.SNAPSHOT, wire.encode(wire.Simple(1))])
+        assert socket.poll(10_000)
+        verb, header = socket.recv_multipart()
+    assert verb == wire.MANIFEST
+    return wire.decode(header, wire.Manifest)
+
+
 def test_sealing_beside_a_live_writer_disturbs_neither_it_nor_its_readers(tmp_path: Path) -> None:
     build_log(tmp_path, 200, limits=SMALL_SEGMENTS)
     with EmbeddedWriter(tmp_path, limits=SMALL_SEGMENTS) as writer:
-        assert seal_log(tmp_path).segments > 3
+        sealed = seal_log(tmp_path).segments
+        assert sealed > 3
+        manifest = ask_snapshot(writer.endpoint)
+        assert sum(entry.sealed != "" for entry in manifest.segments) == sealed
+        for entry in manifest.segments:
+            assert not entry.sealed or (tmp_path / "log" / entry.sealed).is_dir()
+        ends = [entry.next_seq for entry in manifest.segments]
+        assert ends == [*(e.first_seq for e in manifest.segments[1:]), manifest.head]
         with LogStream(writer.endpoint, writer.publish_endpoint) as stream:
             end = verify_log(tmp_path).position.next_seq
             frames = []
