@@ -285,8 +285,12 @@ class _Compiler:
     def _union(self, predicate: str, rules: list[Rule]) -> str:
         """The set of rows that some of the rules give; plain facts share one VALUES."""
         types = self._types.columns[predicate]
-        facts = [r for r in rules if not r.body and all(isinstance(t, Constant) for t in r.head)]
-        parts = [self._select(r, distinct=len(rules) == 1) for r in rules if r not in facts]
+        facts: list[Rule] = []
+        others: list[Rule] = []
+        for rule in rules:
+            plain = not rule.body and all(isinstance(t, Constant) for t in rule.head)
+            (facts if plain else others).append(rule)
+        parts = [self._select(r, distinct=len(rules) == 1) for r in others]
         if facts:
             rows = ", ".join(
                 "(" + ", ".join(literal(t.value) for t in r.head if isinstance(t, Constant)) + ")"

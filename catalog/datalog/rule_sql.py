@@ -290,21 +290,15 @@ def _existential(atoms: Sequence[Atom], sources: Sequence[Source]) -> list[int]:
     not bind, and joining them would only repeat bindings, to be made distinct again."""
     tested: list[int] = []
     for i, (atom, source) in enumerate(zip(atoms, sources, strict=True)):
-        if source.growing or any(isinstance(a, Operation) for a in atom.arguments):
-            continue
-        if any(
+        identified = any(
             not any(isinstance(atom.arguments[k], Anonymous) for k in key) for key in source.keys
-        ):
+        )
+        if source.growing or identified or any(isinstance(a, Operation) for a in atom.arguments):
             continue
-        elsewhere = {
-            argument.name
-            for j, other in enumerate(atoms)
-            if j != i and j not in tested
-            for argument in other.arguments
-            if isinstance(argument, Variable)
-        }
+        others = [other for j, other in enumerate(atoms) if j != i and j not in tested]
+        elsewhere = {a.name for o in others for a in o.arguments if isinstance(a, Variable)}
         own = {a.name for a in atom.arguments if isinstance(a, Variable)}
-        if own and own <= elsewhere and any(isinstance(a, Anonymous) for a in atom.arguments):
+        if others and own <= elsewhere:
             tested.append(i)
     return tested
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from pagetrail.catalog.datalog import Column, DatalogError, Relation, Schema, Type, compile_query
 from pagetrail.catalog.datalog.parser import parse
@@ -165,6 +167,32 @@ def test_a_standing_rule_cannot_be_defined_again() -> None:
     assert [r.file for r in query.program.rules] == ["rules/far.dl", "<query>"]
     with pytest.raises(DatalogError, match="did you mean far"):
         compile_query("?- farr(X, _).", SCHEMA, library=library)
+
+
+VOCABULARY = (
+    'p q edge name X Y _ $a 1 - 0x00 "a" ( ) , . :- ?- not = < + // mod count sum * a: % \n'
+)
+PIECES = st.sampled_from(VOCABULARY.split(" "))
+
+
+@given(st.lists(PIECES, max_size=40).map(" ".join) | st.text(max_size=60))
+@settings(max_examples=300, deadline=None)
+def test_any_text_compiles_or_is_refused_with_a_place_inside_it(text: str) -> None:
+    try:
+        compile_query(text, SCHEMA)
+    except DatalogError as error:
+        lines = text.split("\n")
+        for finding in error.diagnostics:
+            assert 1 <= finding.line <= len(lines)
+            assert 1 <= finding.column <= len(lines[finding.line - 1]) + 1
+            assert finding.message
+            assert finding.fix
+
+
+def test_a_program_of_many_facts_compiles_in_one_pass() -> None:
+    text = " ".join(f"p({i}, {i + 1})." for i in range(20_000))
+    query = compile_query(text + " ?- p(X, Y), edge(X, Y).", SCHEMA)
+    assert query.sql.count("VALUES") == 1
 
 
 @pytest.mark.parametrize(

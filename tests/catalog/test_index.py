@@ -2,46 +2,25 @@
 
 from __future__ import annotations
 
-import pyarrow as pa
 import pytest
 from histories import History, RandomCatalog, digest, node_of, parts_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pagetrail.catalog.boundaries import Boundaries, boundaries_by_rule
 from pagetrail.catalog.envelope import Op
 from pagetrail.catalog.errors import BadInputError, CorruptionError
 from pagetrail.catalog.identity import ROOT, node_id, salted_root
 from pagetrail.catalog.index import LiveIndex
 from pagetrail.catalog.kinds.content import Copy, Node, Part
-from pagetrail.catalog.replica import Replica, open_replica
+from pagetrail.catalog.replica import open_replica
 from pagetrail.controlplane.lookup import holdings, look_up
 
-PROMPT = pa.schema([("i", pa.int64()), ("prefix", pa.binary())])
 
-
-def by_rule(
-    replica: Replica, fingerprint: bytes, chain: tuple[bytes, ...], as_of: int
-) -> tuple[int, set[tuple[str, int, int]]]:
-    prompt = pa.table([list(range(len(chain))), list(chain)], schema=PROMPT)
-    chunks = replica.query(
-        "?- chunk_of(I, Node).",
-        {"fingerprint": fingerprint},
-        inputs={"prompt": prompt},
-        as_of=as_of,
-    )
-    known = replica.query("?- known_chunks(N).", inputs={"chunk": chunks}, as_of=as_of)
-    found = replica.query("?- boundary(W, T, N).", inputs={"chunk": chunks}, as_of=as_of)
-    return known.column("N").to_pylist()[0], {tuple(row.values()) for row in found.to_pylist()}
-
-
-def by_index(
-    index: LiveIndex, fingerprint: bytes, chain: tuple[bytes, ...]
-) -> tuple[int, set[tuple[str, int, int]]]:
+def by_index(index: LiveIndex, fingerprint: bytes, chain: tuple[bytes, ...]) -> Boundaries:
     lookup, entries = look_up(index, fingerprint, chain)  # type: ignore[arg-type]
-    return lookup.known, {
-        (h.worker, h.tier, h.chunks)
-        for h in holdings(index, entries)  # type: ignore[arg-type]
-    }
+    found = holdings(index, entries)  # type: ignore[arg-type]
+    return Boundaries(lookup.known, frozenset((h.worker, h.tier, h.chunks) for h in found))
 
 
 @given(seed=st.integers(0, 2**32), steps=st.integers(1, 60))
@@ -57,7 +36,7 @@ def test_the_index_equals_the_rule_at_every_position(seed: int, steps: int) -> N
             index.apply(history.between(index.position, end))
             for fingerprint, (_, *prefixes), _ in catalog.prompts[:3]:
                 chain = tuple(prefixes)
-                expected = by_rule(replica, fingerprint, chain, end)
+                expected = boundaries_by_rule(replica, fingerprint, chain, end)
                 assert by_index(index, fingerprint, chain) == expected
 
 
@@ -147,8 +126,12 @@ def test_salted_state_is_invisible_under_any_other_root() -> None:
         for root in (ROOT, salted_root(b"B"), salted_root(b"")):
             other = chain_digest(root, tokens)
             assert index.entry(digest("f"), other) is None
-            assert by_rule(replica, digest("f"), (other,), 3) == (0, set())
-        assert by_rule(replica, digest("f"), (salted,), 3) == (1, {("", 4, 1)})
+            assert boundaries_by_rule(replica, digest("f"), (other,), 3) == Boundaries(
+                0, frozenset()
+            )
+        assert boundaries_by_rule(replica, digest("f"), (salted,), 3) == Boundaries(
+            1, frozenset({("", 4, 1)})
+        )
 
 
 def test_ids_that_are_not_their_digests_are_refused_and_nothing_changes() -> None:
