@@ -285,7 +285,7 @@ class FactClient:
                 self._head = head
             else:
                 head, chain = self._spool.state.head, self._spool.state.chain
-            self._spool.acknowledge(client_epoch, next_client_seq, head, chain)
+            freed = self._spool.acknowledge(client_epoch, next_client_seq, head, chain)
             if client_epoch == self.client_epoch:
                 self._drained = True
                 self._acknowledged = next_client_seq
@@ -295,6 +295,12 @@ class FactClient:
                 while len(self._answers) > 1 and self._answers_kept > self._limits.answers:
                     self._answers_kept -= self._answers.popleft().count
             self._changed.notify_all()
+        if freed:
+            # The disk is waited for outside the lock, so no append waits for it.
+            self._spool.save_state()
+            with self._changed:
+                self._spool.forget(freed)
+            self._spool.remove(freed)
 
     def resolved(self, spans: tuple[wire.AnswerSpan, ...]) -> None:
         with self._changed:

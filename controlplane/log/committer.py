@@ -44,6 +44,7 @@ from pagetrail.controlplane.log.slots import (
 from pagetrail.controlplane.log.stretches import (
     Stretch,
     durable_frames,
+    frames_of_sealed,
     list_stretches,
     stretch_frames,
 )
@@ -87,6 +88,7 @@ class Committer:
         self._segment_first_seq = 0
         self._segment_bytes = 0
         self._since_place_bytes = limits.index_stride_bytes
+        self._rebuilt: tuple[Path, list[Frame]] | None = None
         self._stopped: str | None = None
         self.head = sequencer.position
         self.frames = 0
@@ -197,7 +199,7 @@ class Committer:
         if from_seq >= self.head.next_seq:
             return found
         place = self._place_of(from_seq)
-        for frame in durable_frames(self._log, place.segment_first_seq, place.offset_bytes):
+        for frame in self._frames_from(place):
             if frame.next_seq <= from_seq:
                 continue
             found.append(frame)
@@ -268,6 +270,17 @@ class Committer:
             )
         return self._places[index]
 
+    def _frames_from(self, place: Place) -> Iterator[Frame]:
+        return durable_frames(
+            self._log, place.segment_first_seq, place.offset_bytes, self._read_sealed
+        )
+
+    def _read_sealed(self, path: Path) -> list[Frame]:
+        """Frames of a sealed segment. The last one rebuilt is kept: a reader fetches on and on."""
+        if self._rebuilt is None or self._rebuilt[0] != path:
+            self._rebuilt = (path, list(frames_of_sealed(path)))
+        return self._rebuilt[1]
+
     def _chain_at(self, head: int) -> bytes | None:
         """Chain value where ``head`` is the next seq; None when that is no longer kept."""
         if head == self.head.next_seq:
@@ -275,7 +288,7 @@ class Committer:
         if not self._places or head < self._places[0].first_seq:
             return None
         place = self._place_of(head)
-        for frame in durable_frames(self._log, place.segment_first_seq, place.offset_bytes):
+        for frame in self._frames_from(place):
             if frame.first_seq >= head:
                 return frame.header.previous_chain if frame.first_seq == head else b""
         return b""
@@ -285,7 +298,7 @@ class Committer:
     ) -> list[AnswerSpan]:
         end = first_client_seq + count
         found: list[AnswerSpan] = []
-        for place_frame in durable_frames(self._log, self._places[0].segment_first_seq, 0):
+        for place_frame in self._frames_from(self._places[0]):
             for owner, epoch, span in spans_of_frame(place_frame):
                 if (owner, epoch) != (client, client_epoch):
                     continue

@@ -162,8 +162,11 @@ class Shipper:
         poller.register(self._wake_reader, zmq.POLLIN)
         if self._socket is not None:
             poller.register(self._socket, zmq.POLLIN)
-        self.waits_for_appends = self._welcomed and not self._flight
-        if self.waits_for_appends and self._more_to_ship():
+        idle = self._welcomed and not self._flight and now_ns >= self._pause_until_ns
+        # An append wakes an idle shipper, to be sent, and one without a running clock for the
+        # sync, to start it.
+        self.waits_for_appends = idle or not self._unsynced_since_ns
+        if (idle and self._more_to_ship()) or (not self._unsynced_since_ns and self._to_sync()):
             self.waits_for_appends = False
             return
         ready = dict(poller.poll(timeout_ms))
@@ -366,10 +369,13 @@ class Shipper:
             f"{self._endpoint} refused client {self._client}: {refused.message}"
         )
 
+    def _to_sync(self) -> bool:
+        return self._more_to_acknowledge() and self._spool.unsynced()
+
     def _sync_if_due(self, now_ns: int) -> None:
         """Sync what has stayed unacknowledged for long; an acknowledgement makes it needless."""
         if not self._unsynced_since_ns:
-            if self._more_to_acknowledge() and self._spool.unsynced():
+            if self._to_sync():
                 self._unsynced_since_ns = now_ns
         elif now_ns - self._unsynced_since_ns >= self._limits.spool_sync_after_ns:
             self._spool.sync()

@@ -183,18 +183,29 @@ class Spool:
                 self._files.sync_directory(self._directory)
             file.synced_bytes = size_bytes
 
-    def acknowledge(self, client_epoch: int, next_client_seq: int, head: int, chain: bytes) -> None:
-        """Note that everything before ``next_client_seq`` is in the log, and free files."""
+    def acknowledge(
+        self, client_epoch: int, next_client_seq: int, head: int, chain: bytes
+    ) -> list[SpoolFile]:
+        """Note that everything before ``next_client_seq`` is in the log.
+
+        Returns the files that are no longer needed. To free them: ``save_state``, so that the
+        acknowledged position is durable, then ``forget``, then ``remove``.
+        """
         self.state = SpoolState(
             self.state.newest_epoch, client_epoch, next_client_seq - 1, head, chain
         )
-        freed = [f for f in self._spool_files if self._wholly_acknowledged(f)]
-        if freed:
-            self.save_state()
-            for file in freed:
-                self._spool_files.remove(file)
-                self._files.unlink(file.path)
-                self.used_bytes -= file.size_bytes - FILE_HEADER_BYTES
+        return [file for file in self._spool_files if self._wholly_acknowledged(file)]
+
+    def forget(self, freed: Sequence[SpoolFile]) -> None:
+        """Count files no more."""
+        for file in freed:
+            self._spool_files.remove(file)
+            self.used_bytes -= file.size_bytes - FILE_HEADER_BYTES
+
+    def remove(self, freed: Sequence[SpoolFile]) -> None:
+        """Remove files that were forgotten."""
+        for file in freed:
+            self._files.unlink(file.path)
 
     def save_state(self) -> None:
         """Make the acknowledged position durable."""
@@ -214,14 +225,15 @@ class Spool:
 
     def close(self) -> None:
         """Close the files, noting what was acknowledged; drop the own file if nothing is owed."""
-        if self._descriptor is not None:
-            self._close_active()
-        state = self.state
-        self.acknowledge(
-            state.acknowledged_epoch, state.acknowledged_client_seq + 1, state.head, state.chain
-        )
-        self.save_state()
-        self._lock.release()
+        try:
+            if self._descriptor is not None:
+                self._close_active()
+            freed = [file for file in self._spool_files if self._wholly_acknowledged(file)]
+            self.save_state()
+            self.forget(freed)
+            self.remove(freed)
+        finally:
+            self._lock.release()
 
     def _wholly_acknowledged(self, file: SpoolFile) -> bool:
         state = self.state

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -99,10 +99,8 @@ def stretch_frames(stretch: Stretch, until: LogPosition | None) -> Iterator[Fram
         data = stretch.path.read_bytes()
         yield from SegmentScan(data, stretch.path.name, stretch.start, until)
         return
-    from pagetrail.controlplane.log.sealed import sealed_frames
-
     position = stretch.start
-    for frame in sealed_frames(stretch.path):
+    for frame in frames_of_sealed(stretch.path):
         position = LogPosition(frame.next_seq, frame.chain, frame.header.last_t_us)
         yield frame
     if until is not None and position != until:
@@ -112,11 +110,24 @@ def stretch_frames(stretch: Stretch, until: LogPosition | None) -> Iterator[Fram
         )
 
 
-def durable_frames(log: Path, first_seq: int, offset_bytes: int) -> Iterator[Frame]:
+def frames_of_sealed(path: Path) -> Iterator[Frame]:
+    """The frames of a sealed segment; this is where Parquet is loaded."""
+    from pagetrail.controlplane.log.sealed import sealed_frames
+
+    return sealed_frames(path)
+
+
+def durable_frames(
+    log: Path,
+    first_seq: int,
+    offset_bytes: int,
+    read_sealed: Callable[[Path], Iterable[Frame]],
+) -> Iterator[Frame]:
     """Frames from a known boundary on: ``offset_bytes`` into the stretch that starts at a seq.
 
     For positions known to be durable: what does not parse ends the iteration. When the stretch
-    was sealed meanwhile, the frames start at its beginning.
+    was sealed meanwhile, the frames start at its beginning. ``read_sealed`` gives the frames of a
+    sealed segment's directory.
     """
     sealed = {_sealed_seq(name): log / name for name in os.listdir(log)}
     active = {segment.first_seq: segment.path for segment in list_segments(log)}
@@ -126,9 +137,7 @@ def durable_frames(log: Path, first_seq: int, offset_bytes: int) -> Iterator[Fra
         if path is not None:
             yield from _active_frames(path, offset_bytes if seq == first_seq else 0, until)
         else:
-            manifest = read_manifest(sealed[seq])
-            stretch = Stretch(sealed[seq], True, manifest.start, manifest.writer_epoch)
-            yield from stretch_frames(stretch, None)
+            yield from read_sealed(sealed[seq])
 
 
 def _sealed_seq(name: str) -> int:

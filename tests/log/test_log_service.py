@@ -18,8 +18,10 @@ from pagetrail.catalog.errors import BadInputError, UnknownKindError
 from pagetrail.catalog.facts import decode_body
 from pagetrail.controlplane.log import wire
 from pagetrail.controlplane.log.client import Draft, FactClient
+from pagetrail.controlplane.log.committer import open_committer
 from pagetrail.controlplane.log.errors import (
     ClientRefusedError,
+    HeadroomError,
     LogBehindError,
     LogTimeoutError,
     WriterStoppedError,
@@ -239,6 +241,45 @@ def test_flush_without_a_writer_times_out_and_keeps_the_facts(tmp_path: Path) ->
     assert values_by_client(tmp_path) == {("a", 1): [1]}
 
 
+def test_while_the_writer_is_away_headroom_runs_short_with_a_reason_and_order_is_kept(
+    tmp_path: Path,
+) -> None:
+    limits = LogLimits(
+        spool_bytes=200_000, spool_file_bytes=20_000, retry_ns=50_000_000, message_bytes=5_000
+    )
+    writer = EmbeddedWriter(tmp_path)
+    endpoint = writer.endpoint
+    client = FactClient.open(tmp_path, "a", endpoint, limits=limits)
+    admitted = number = 0
+
+    def serve_requests() -> None:
+        nonlocal admitted, number
+        for _ in range(10_000):
+            headroom = client.reserve(1_000)
+            admitted += 1
+            for _ in range(5):
+                client.append([fact(number, bytes(100))], headroom=headroom)
+                number += 1
+            headroom.release()
+
+    writer.close()
+    with pytest.raises(HeadroomError, match="writer is away or slow, retry later"):
+        serve_requests()
+    assert 200 < admitted < 300
+    assert client.spool_used_bytes <= limits.spool_bytes
+    client.close()
+    client = FactClient.open(tmp_path, "a", endpoint, limits=limits)
+    with pytest.raises(HeadroomError):
+        client.reserve(1_000)
+    with EmbeddedWriter(tmp_path, bind=endpoint):
+        client.flush(60)
+        client.reserve(1_000).release()
+        client.append([fact(number)])
+        client.flush(60)
+    client.close()
+    assert values_by_client(tmp_path) == {("a", 1): list(range(number)), ("a", 2): [number]}
+
+
 def test_a_client_outlives_many_writers_on_one_endpoint(tmp_path: Path) -> None:
     writer = EmbeddedWriter(tmp_path)
     endpoint = writer.endpoint
@@ -295,16 +336,16 @@ class FailingDisk(OsFiles):
     """Its k-th write or fdatasync of a segment fails."""
 
     def __init__(self, fail_at: int, number: int) -> None:
-        self._left = fail_at
+        self.left = fail_at
         self._number = number
 
     def _count(self) -> None:
-        self._left -= 1
-        if self._left == 0:
+        self.left -= 1
+        if self.left == 0:
             raise OSError(self._number, "injected")
 
     def write(self, descriptor: int, data: bytes) -> int:
-        if self._left == 1:
+        if self.left == 1:
             super().write(descriptor, data[: len(data) // 3])
         self._count()
         return super().write(descriptor, data)
@@ -348,10 +389,9 @@ def test_a_failing_disk_stops_the_writer_for_good_and_loses_nothing(
 
 
 def test_a_stopped_committer_takes_and_acknowledges_nothing_more(tmp_path: Path) -> None:
-    from pagetrail.controlplane.log.committer import open_committer
-
-    committer, _ = open_committer(tmp_path, files=FailingDisk(10**6, errno.EIO))
-    committer._files = FailingDisk(2, errno.EIO)
+    disk = FailingDisk(10**6, errno.EIO)
+    committer, _ = open_committer(tmp_path, files=disk)
+    disk.left = 2
     committer.admit("a", 1, encode_transactions([transaction(0)]))
     with pytest.raises(WriterStoppedError, match="durable"):
         committer.commit()
