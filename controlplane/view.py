@@ -36,23 +36,19 @@ from pagetrail.catalog.kinds.worker import (
 )
 
 from . import calibration
+from .eviction import EvictRecorded, KeepCosts, evict_inputs, reuse_ppm
 from .lookup import Catalog, PrefixLookup, holdings
 from .pages.owner import PageOwner
-from .pages.runs import Run
 from .policy.inputs import (
     AdmitInputs,
     CheckpointInputs,
-    EvictCandidate,
     EvictInputs,
-    EvictRun,
     KeepInputs,
     RestoreInputs,
     RestoreOption,
 )
-from .policy.types import PPM
 
 MIB = 1024 * 1024
-EVICT_CANDIDATES_MIN = 64
 NO_DEADLINE = 2**63 - 1
 
 
@@ -62,13 +58,6 @@ class AdmitRecorded(msgspec.Struct, frozen=True, array_like=True):
     node: int  # kept node that the match ends in; 0 the root
     columns: int  # columns matched
     lookup: PrefixLookup
-
-
-class EvictRecorded(msgspec.Struct, frozen=True, array_like=True):
-    """How far an eviction looked: at least so many of the oldest kept nodes."""
-
-    need: tuple[int, ...]
-    candidates_min: int
 
 
 class RestoreRecorded(msgspec.Struct, frozen=True, array_like=True):
@@ -279,76 +268,14 @@ class WorkerView:
         return tuple(count - min(count, shared) for count in need)
 
     def evict_inputs(self, recorded: EvictRecorded) -> EvictInputs:
-        """The complete inputs of an eviction: the oldest kept nodes, enough for the need.
+        """The complete inputs of an eviction (eviction.py)."""
+        return evict_inputs(self.owner, self._keep_costs(), recorded)
 
-        Nodes come in order of (last access, number). The list ends at the first change of last
-        access after it holds ``candidates_min`` nodes and, in columns that no stream holds, the
-        need: every node left out was touched later than every node in it.
-        """
-        need_columns = max(recorded.need)
-        nodes: list[Run] = []
-        columns = 0
-        for node in self.owner.oldest_nodes():
-            if (
-                len(nodes) >= recorded.candidates_min
-                and columns >= need_columns
-                and node.last_access != nodes[-1].last_access
-            ):
-                break
-            nodes.append(node)
-            if not node.holders:
-                columns += node.columns
-        return self._evict_inputs(recorded.need, nodes)
-
-    def _evict_inputs(self, need: tuple[int, ...], nodes: list[Run]) -> EvictInputs:
-        place: dict[int, int] = {}
-        runs: list[EvictRun] = []
-
-        def run_of(node: Run) -> int:
-            at = place.get(node.number)
-            if at is None:
-                at = place[node.number] = len(runs)
-                pages = tuple(len(ids) for ids in node.pages)
-                runs.append(EvictRun(pages, node.columns, 1 + node.children + node.holders))
-            return at
-
+    def _keep_costs(self) -> KeepCosts:
         prefill_ns = self.cost(Metric.PREFILL_NS_PER_TOKEN)
         reload_ns = self.cost(Metric.SSD_NS_PER_MIB) + self.cost(Metric.UPLOAD_NS_PER_MIB)
-        column_bytes = sum(pool.page_bytes for pool in self.start.pools)
-        column_recompute_ns = self.start.page_tokens * prefill_ns
-        column_reload_ns = column_bytes * reload_ns // MIB
-        candidates = []
-        for node in nodes:
-            own: tuple[int, ...] = (run_of(node),)
-            if node.parent is not None and node.parent.parent is not None:
-                own = (own[0], run_of(node.parent))
-            durable = node.durable == node.columns
-            candidates.append(
-                EvictCandidate(
-                    entry=node.number,
-                    runs=own,
-                    last_access=node.last_access,
-                    previous_access=node.previous_access,
-                    accesses=node.accesses,
-                    depth_columns=node.end,
-                    resumed=node.resumed,
-                    superseded=node.superseded,
-                    durable=durable,
-                    pinned=bool(node.pins),
-                    dirty=False,
-                    reuse_ppm=reuse_ppm(node.accesses),
-                    recompute_ns=node.columns * column_recompute_ns,
-                    reload_ns=node.columns * column_reload_ns if durable else 0,
-                    sharing_ns=0,
-                    slo_ns=0,
-                )
-            )
-        return EvictInputs(
-            need=need,
-            runs=tuple(runs),
-            candidates=tuple(candidates),
-            candidates_cut=self.owner.kept_nodes - len(nodes),
-        )
+        column_bytes = sum([pool.page_bytes for pool in self.start.pools])
+        return KeepCosts(self.start.page_tokens * prefill_ns, column_bytes * reload_ns // MIB)
 
     def restore_inputs(
         self,
@@ -482,14 +409,6 @@ class WorkerView:
             view.waiting[waiting.queued.stream].bypassed = waiting.bypassed
         view.running = {queued.stream: queued for queued in read.running}
         return view
-
-
-def reuse_ppm(accesses: int) -> int:
-    """Expected chance of another reuse after ``accesses`` touches, the first keep included.
-
-    A count with a prior of one success in four: ``accesses / (accesses + 3)``.
-    """
-    return accesses * PPM // (accesses + 3)
 
 
 QueuePlace = tuple[int, int, int, int]

@@ -12,11 +12,11 @@ from pagetrail.catalog.facts import KindId
 from pagetrail.catalog.index import Entry
 from pagetrail.catalog.kinds.decision import Decision
 from pagetrail.controlplane.cluster.router_view import RouteRecorded, RouterView
+from pagetrail.controlplane.eviction import EvictRecorded
 from pagetrail.controlplane.lookup import PrefixLookup, rebuild
 from pagetrail.controlplane.view import (
     AdmitRecorded,
     CheckpointRecorded,
-    EvictRecorded,
     KeepRecorded,
     RestoreRecorded,
     WorkerView,

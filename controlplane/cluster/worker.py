@@ -59,6 +59,7 @@ from pagetrail.catalog.kinds.worker import (
     WorkerStarted,
 )
 
+from ..eviction import EVICT_CANDIDATES_MIN, EvictRecorded
 from ..lookup import Catalog, look_up
 from ..pages.index import PrefixIndex
 from ..policy.inputs import (
@@ -71,10 +72,8 @@ from ..policy.inputs import (
     RestoreChoice,
 )
 from ..view import (
-    EVICT_CANDIDATES_MIN,
     AdmitRecorded,
     CheckpointRecorded,
-    EvictRecorded,
     KeepRecorded,
     RestoreRecorded,
     WorkerView,
@@ -317,7 +316,7 @@ class WorkerMachine:
         self._flush_advanced()
         prompt = live.prompt
         node, columns = self._match(prompt)
-        lookup, entries = look_up(self.catalog, self.start.fingerprint, prompt.chunks)
+        lookup, entries = look_up(self.catalog, self.start.fingerprint, prompt.reusable_chunks)
         recorded = AdmitRecorded(node, columns, lookup)
         inputs = self.view.admit_inputs(live.stream, recorded, self.catalog, entries)
         evaluation, decided = self.decider.evaluate(
@@ -350,7 +349,7 @@ class WorkerMachine:
 
     def _match(self, prompt: Prompt) -> tuple[int, int]:
         """The longest resident prefix that leaves the last prompt token to be computed."""
-        return self.prefix.match(prompt.pages, prompt.adoptable)
+        return self.prefix.match(prompt.reusable_pages, prompt.adoptable)
 
     def _adopted_rows(self, prompt: Prompt, columns: int) -> int:
         return min(columns * self.start.page_tokens, prompt.tokens)
@@ -379,9 +378,11 @@ class WorkerMachine:
         prompt = live.prompt
         resident = self.view.owner.rows(live.stream)
         live.cached_tokens = live.resident_tokens = resident
-        lookup, entries = look_up(self.catalog, self.start.fingerprint, prompt.chunks)
+        lookup, entries = look_up(self.catalog, self.start.fingerprint, prompt.reusable_chunks)
         first = resident // self.start.chunk_tokens
-        in_memory = self.memory.leading(prompt.chunks, first) if self.memory is not None else 0
+        in_memory = (
+            self.memory.leading(prompt.reusable_chunks, first) if self.memory is not None else 0
+        )
         recorded = RestoreRecorded(lookup, in_memory)
         inputs = self.view.restore_inputs(live.stream, recorded, self.catalog, entries)
         evaluation, decided = self.decider.evaluate(
