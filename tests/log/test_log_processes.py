@@ -141,7 +141,7 @@ def check_nothing_lost(directory: Path) -> None:
 
 
 def test_kill_nine_of_writer_and_client_loses_and_doubles_nothing(tmp_path: Path) -> None:
-    kill_rounds(tmp_path, 20, seed=5)
+    kill_rounds(tmp_path, 8, seed=5)
 
 
 @pytest.mark.slow
