@@ -12,11 +12,12 @@ from log_helpers import build_log, fact
 
 from pagetrail.catalog.errors import BadInputError
 from pagetrail.controlplane.log.client import FactClient
+from pagetrail.controlplane.log.cursor import StreamCursor
 from pagetrail.controlplane.log.errors import LogBehindError
 from pagetrail.controlplane.log.frames import CHAIN_START, Frame
 from pagetrail.controlplane.log.limits import LogLimits
 from pagetrail.controlplane.log.reader import read_log
-from pagetrail.controlplane.log.stream import LogStream, StreamCursor
+from pagetrail.controlplane.log.stream import LogStream
 from pagetrail.controlplane.log.wire import Head
 from pagetrail.controlplane.log.writer import EmbeddedWriter
 
