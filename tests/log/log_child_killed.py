@@ -1,8 +1,8 @@
 """Production writer or client over files that kill the process at one exact call.
 
 Arguments: ``writer K WHEN DIRECTORY ENDPOINT PUBLISH`` or
-``client K WHEN DIRECTORY NAME ENDPOINT``; K counts writes and fdatasyncs from 1, WHEN is ``before`` or ``after`` the call. The client prints
-``<epoch> <client_seq>`` for every append that returned.
+``client K WHEN DIRECTORY NAME ENDPOINT``. K counts writes and fdatasyncs from 1, WHEN is ``before``
+or ``after`` the call. The client prints ``<epoch> <client_seq>`` for every append that returned.
 """
 
 from __future__ import annotations
