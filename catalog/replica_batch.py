@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 import msgspec
@@ -22,6 +23,7 @@ from .replica_schema import CAUSE, ENVELOPE, KIND_TABLES, KindTables, Storage
 
 _ARROW = {Type.INT: pa.int64(), Type.TEXT: pa.string(), Type.BYTES: pa.binary()}
 _ENCODE = msgspec.msgpack.Encoder().encode
+_ENVELOPE_ATTRIBUTES = tuple("index" if c.name == "idx" else c.name for c in ENVELOPE)
 _SEQ, _OP, _KIND = Column("seq", Type.INT), Column("op", Type.INT), Column("kind", Type.TEXT)
 
 
@@ -53,60 +55,51 @@ def batch_of(facts: Sequence[Fact], expected_seq: int) -> Batch:
         by_kind.setdefault(fact.kind, []).append(fact)
     kinds = tuple(_rows(kind_id, group) for kind_id, group in by_kind.items())
     names = {kind_id: KIND_TABLES[kind_id].kind.name for kind_id in by_kind}
-    envelopes = _table(
-        ENVELOPE,
-        [
-            (
-                f.seq,
-                f.tx,
-                f.t_us,
-                f.writer_epoch,
-                f.client,
-                f.client_epoch,
-                f.client_seq,
-                f.index,
-                f.op,
-                names[f.kind],
-                f.schema_v,
-            )
-            for f in facts
-        ],
+    envelope: list[Sequence[Any]] = [
+        [names[fact.kind] for fact in facts] if column.name == "kind" else _values(facts, attribute)
+        for column, attribute in zip(ENVELOPE, _ENVELOPE_ATTRIBUTES, strict=True)
+    ]
+    causes = [
+        (fact.tx, cause.client, cause.client_epoch, cause.client_seq)
+        for fact in facts
+        if fact.index == 0
+        for cause in fact.causes
+    ]
+    return Batch(
+        expected_seq,
+        expected_seq + len(facts),
+        _table(ENVELOPE, envelope),
+        _table(CAUSE, list(zip(*causes, strict=True)) or [()] * len(CAUSE)),
+        kinds,
     )
-    causes = _table(
-        CAUSE,
-        [
-            (f.tx, cause.client, cause.client_epoch, cause.client_seq)
-            for f in facts
-            if f.index == 0
-            for cause in f.causes
-        ],
-    )
-    return Batch(expected_seq, expected_seq + len(facts), envelopes, causes, kinds)
 
 
 def _rows(kind_id: int, facts: list[Fact]) -> tuple[KindTables, pa.Table]:
     bodies = [decode_body(kind_id, f.schema_v, f.body) for f in facts]
     tables = KIND_TABLES[kind_id]
-    lead: list[tuple[Column, list[Any]]] = [(_SEQ, [f.seq for f in facts])]
+    columns, values = [_SEQ], [_values(facts, "seq")]
     if tables.kind.role is Role.CATALOG:
-        lead.append((_OP, [f.op for f in facts]))
+        columns.append(_OP)
+        values.append(_values(facts, "op"))
     elif tables.kind.struct is Decision:
-        lead.append((_KIND, [tables.kind.name] * len(facts)))
-    columns = list(lead)
+        columns.append(_KIND)
+        values.append([tables.kind.name] * len(facts))
     for field in tables.fields:
-        values = [getattr(body, field.column.name) for body in bodies]
+        found = _values(bodies, field.column.name)
         if field.storage is Storage.ENCODED:
-            values = [_ENCODE(value) for value in values]
+            found = [_ENCODE(value) for value in found]
         elif field.storage is Storage.ZERO_ONE:
-            values = [int(value) for value in values]
-        columns.append((field.column, values))
-    return tables, pa.table(
-        [_array(column, values) for column, values in columns], [c.name for c, _ in columns]
-    )
+            found = [int(value) for value in found]
+        columns.append(field.column)
+        values.append(found)
+    return tables, _table(columns, values)
 
 
-def _table(columns: tuple[Column, ...], rows: list[tuple[Any, ...]]) -> pa.Table:
-    values = list(zip(*rows, strict=True)) if rows else [()] * len(columns)
+def _values(of: Sequence[object], attribute: str) -> list[Any]:
+    return list(map(attrgetter(attribute), of))
+
+
+def _table(columns: Sequence[Column], values: Sequence[Sequence[Any]]) -> pa.Table:
     return pa.table(
         [_array(c, v) for c, v in zip(columns, values, strict=True)], [c.name for c in columns]
     )

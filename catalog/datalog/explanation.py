@@ -7,8 +7,9 @@ from dataclasses import dataclass
 import duckdb
 
 from pagetrail.catalog.datalog.compiler import ROUND_COLUMN, Query
+from pagetrail.catalog.datalog.evaluate import referenced
 from pagetrail.catalog.datalog.model import GOAL
-from pagetrail.catalog.datalog.sql import AS_OF, ROUND, parameter_name
+from pagetrail.catalog.datalog.sql import AS_OF, ROUND, identifier, parameter_name
 from pagetrail.catalog.datalog.strata import Component
 
 
@@ -40,13 +41,17 @@ class Explanation:
 
 
 def explain(connection: duckdb.DuckDBPyConnection, query: Query) -> Explanation:
-    """Explain ``query`` on this database. Temporary tables are planned as if they were empty."""
+    """Explain ``query`` on this database. Temporary tables and provided relations are
+    planned as if they were empty."""
     cursor = connection.cursor()
     try:
         cursor.begin()
         arguments = {parameter_name(i): None for i in range(len(query.parameters))}
         names = {**arguments, AS_OF: None, ROUND: None}
         statements: list[Statement] = []
+        for relation in query.inputs:
+            columns = [f"{identifier(c.name)} {c.type.value}" for c in relation.columns]
+            cursor.execute(f"CREATE TEMP TABLE {relation.table} ({', '.join(columns)})")
         for group in query.tables:
             for table in group:
                 plan = _plan(cursor, table.create, names)
@@ -66,8 +71,6 @@ def explain(connection: duckdb.DuckDBPyConnection, query: Query) -> Explanation:
 
 
 def _plan(cursor: duckdb.DuckDBPyConnection, sql: str, names: dict[str, None]) -> str:
-    from pagetrail.catalog.datalog.evaluate import referenced
-
     wanted = {name: None for name in referenced(sql) if name in names}
     row = cursor.execute(f"EXPLAIN {sql}", wanted).fetchone()
     return "" if row is None else str(row[1])

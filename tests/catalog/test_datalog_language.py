@@ -118,7 +118,7 @@ def test_text_and_bytes_come_back_as_written(con: duckdb.DuckDBPyConnection) -> 
 
 
 @given(text=st.text(st.characters(blacklist_categories=("Cs",), blacklist_characters="\0\n")))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_no_text_leaves_its_literal(text: str) -> None:
     con = duckdb.connect()
     con.execute("CREATE TABLE name (id BIGINT, text VARCHAR)")
@@ -139,7 +139,7 @@ CHECKED = duckdb.connect()
 
 
 @given(a=INTEGERS, b=INTEGERS, operator=st.sampled_from(("+", "-", "*", "//", "mod")))
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=150, deadline=None)
 def test_arithmetic_is_exact_and_floors_or_is_an_error(a: int, b: int, operator: str) -> None:
     def python() -> int | None:
         if operator in ("//", "mod"):

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 from histories import History, digest, filled, node_of, parts_of
 
+from pagetrail.catalog.datalog import explain
 from pagetrail.catalog.envelope import Op
 from pagetrail.catalog.facts import KindId, decision_fact
 from pagetrail.catalog.identity import ROOT
@@ -85,6 +86,7 @@ def test_every_file_says_in_two_comment_lines_what_it_is_and_all_compile() -> No
     for predicate, arity in {r.predicate: len(r.head) for r in standing_rules()}.items():
         query = replica.compile(f"?- {predicate}({', '.join(f'A{i}' for i in range(arity))}).")
         assert query.tables == (), f"{predicate} takes more than one statement"
+        assert "-- answer" in str(explain(replica.connection, query))
 
 
 def test_current_copies(world: World) -> None:
