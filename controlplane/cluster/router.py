@@ -191,12 +191,13 @@ class RouterMachine:
         return effects
 
     def expired(self, worker: str, worker_epoch: int) -> list[RouterEffect]:
-        """A worker's reports stopped. Fenced by the epoch the expiry was armed for."""
+        """A worker's reports stopped, or it restarted. Fenced by the epoch the expiry was armed
+        for: a newer epoch's reports stay, and only what ran in the older one is routed again.
+        """
         known = self._heartbeats.get(worker)
-        if known is None or known.worker_epoch != worker_epoch:
-            return []
-        del self._heartbeats[worker]
-        self._decider.write([WorkerExpired(worker, worker_epoch)])
+        if known is not None and known.worker_epoch == worker_epoch:
+            del self._heartbeats[worker]
+            self._decider.write([WorkerExpired(worker, worker_epoch)])
         effects: list[RouterEffect] = []
         for live in list(self._open.values()):
             if live.worker == worker and live.worker_epoch == worker_epoch:
