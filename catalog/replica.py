@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Protocol
@@ -101,7 +102,8 @@ class Replica:
             )
             connection.commit()
         except BaseException:
-            connection.rollback()
+            with suppress(duckdb.TransactionException):  # a failed commit has ended it already
+                connection.rollback()
             raise
         self.position, self.chain = batch.next_seq, bytes(chain)
 

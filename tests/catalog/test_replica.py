@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -260,6 +262,29 @@ def test_a_replica_of_another_log_is_rebuilt(path: Path) -> None:
     for _ in range(3):
         other.step()
     rebuilds(path, other.history, "another history")
+
+
+def test_a_replica_held_by_another_process_is_refused_and_left_alone(
+    path: Path, history: History
+) -> None:
+    script = (
+        "import duckdb, sys; c = duckdb.connect(sys.argv[1]); print('held', flush=True); "
+        "sys.stdin.read()"
+    )
+    holder = subprocess.Popen(
+        [sys.executable, "-c", script, str(path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "held\n"
+        with pytest.raises(BadInputError, match="held by another process"):
+            open_replica(path, history)
+        holder.communicate()
+    with open_replica(path, history) as replica:
+        assert replica.rebuilt is None
 
 
 def test_a_file_that_is_no_database_is_rebuilt(path: Path, history: History) -> None:
