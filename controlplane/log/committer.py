@@ -10,21 +10,18 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
-from pagetrail.catalog.errors import BadInputError, CorruptionError, PagetrailError
+from pagetrail.catalog.errors import BadInputError, PagetrailError
 from pagetrail.controlplane.log.books import spans_of_frame
 from pagetrail.controlplane.log.clock import Clock, WallClock
 from pagetrail.controlplane.log.errors import LogBehindError, WriterStoppedError
 from pagetrail.controlplane.log.files import Files, OsFiles, write_all
-from pagetrail.controlplane.log.frames import CHAIN_START, Frame, LogPosition
+from pagetrail.controlplane.log.frames import CHAIN_START, Frame
 from pagetrail.controlplane.log.limits import MESSAGE_BYTES_MAX, LogLimits, check_limits
-from pagetrail.controlplane.log.manifests import read_sealed_state
+from pagetrail.controlplane.log.recovery import Place, recover
 from pagetrail.controlplane.log.segments import (
-    Ending,
     SegmentHeader,
-    SegmentScan,
     encode_segment_header,
     log_directory,
     segment_name,
@@ -42,23 +39,12 @@ from pagetrail.controlplane.log.slots import (
     take_epoch,
 )
 from pagetrail.controlplane.log.stretches import (
-    Stretch,
     durable_frames,
     frames_of_sealed,
     list_stretches,
-    stretch_frames,
 )
 from pagetrail.controlplane.log.transactions import decode_transactions
 from pagetrail.controlplane.log.wire import AnswerSpan, SegmentEntry, cut_span
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where a frame starts: its first ``seq``, its segment's, and the offset there."""
-
-    first_seq: int
-    segment_first_seq: int
-    offset_bytes: int
 
 
 class Committer:
@@ -338,7 +324,7 @@ def open_committer(
     try:
         slots = DirectorySlots(log / "epochs", files)
         writer_epoch = take_epoch(slots, 0)
-        sequencer, places = _recover(log, limits, files)
+        sequencer, places = recover(log, limits, files)
         if writer_epoch <= sequencer.writer_epoch:
             writer_epoch = take_epoch(slots, sequencer.writer_epoch)
         committer = Committer(
@@ -360,57 +346,3 @@ def open_committer(
     except BaseException:
         committer.close()
         raise
-
-
-def _recover(log: Path, limits: LogLimits, files: Files) -> tuple[Sequencer, list[Place]]:
-    """Fold the log into a sequencer, cutting a torn tail."""
-    places: list[Place] = []
-    stretches = list_stretches(log)
-    sequencer = Sequencer(limits, stretches.start)
-    state = read_sealed_state(log)
-    if state is not None:
-        sequencer.restore(state)
-    elif stretches.start.next_seq > 0:
-        raise CorruptionError(
-            f"{log}: starts at seq {stretches.start.next_seq} and holds no sealed-state file, "
-            "without which clients' numbers and registers are unknown; restore that file"
-        )
-    torn: list[tuple[Path, int]] = []
-
-    def active_frames(stretch: Stretch, until: LogPosition | None) -> Iterator[Frame]:
-        scan = SegmentScan(stretch.path.read_bytes(), stretch.path.name, stretch.start, until)
-        next_place_bytes = 0
-        for frame in scan:
-            offset = scan.offset_bytes - len(frame.raw)
-            if offset >= next_place_bytes:
-                places.append(Place(frame.first_seq, stretch.first_seq, offset))
-                next_place_bytes = offset + limits.index_stride_bytes
-            yield frame
-        if scan.end is not None and scan.end.ending is Ending.TORN:
-            torn.append((stretch.path, scan.end.offset_bytes))
-
-    def frames() -> Iterator[Frame]:
-        position = sequencer.position
-        for index, stretch in enumerate(stretches.items):
-            until = stretches.until(index)
-            if stretch.sealed or (until is not None and until.next_seq <= position.next_seq):
-                places.append(Place(stretch.first_seq, stretch.first_seq, 0))
-            if until is not None and until.next_seq <= position.next_seq:
-                continue
-            if stretch.sealed:
-                yield from stretch_frames(stretch, until)
-            else:
-                yield from active_frames(stretch, until)
-
-    sequencer.replay(frames())
-    for path, offset_bytes in torn:
-        descriptor = files.open_append(path)
-        try:
-            files.truncate(descriptor, offset_bytes)
-            files.fdatasync(descriptor)
-        finally:
-            files.close(descriptor)
-    if stretches.unborn is not None:
-        files.unlink(stretches.unborn)
-        files.sync_directory(log)
-    return sequencer, places
