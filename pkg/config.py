@@ -150,6 +150,10 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     measure_costs: Annotated[
         bool, Meta(description="Whether measured times replace the configured costs.")
     ] = True
+    clock: Annotated[
+        Literal["machine", "logical"],
+        Meta(description="`logical`: recorded times count events; for runs that are compared."),
+    ] = "machine"
 
 
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):

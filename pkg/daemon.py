@@ -9,13 +9,9 @@ from __future__ import annotations
 
 import queue
 import threading
-import time
-from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
-
-import zmq
 
 from pagetrail.catalog.errors import BadInputError, PagetrailError
 from pagetrail.catalog.index import LiveIndex
@@ -26,12 +22,11 @@ from pagetrail.controlplane.cluster import wire
 from pagetrail.controlplane.cluster.deciding import Decider
 from pagetrail.controlplane.cluster.worker import WorkerMachine
 from pagetrail.controlplane.journal import Journal
-from pagetrail.controlplane.log.curve import secure_client
 from pagetrail.controlplane.log.endpoints import ClientKeys
 from pagetrail.controlplane.log.frames import Frame
 from pagetrail.controlplane.scheduler import Budgets
 from pagetrail.controlplane.view import WorkerView
-from pagetrail.engine.clock import Clock, MachineClock
+from pagetrail.engine.clock import Clock, LogicalClock, MachineClock
 from pagetrail.engine.model import EngineModel, EngineOptions, load
 from pagetrail.engine.runtime import INBOX_MAX, Item, Runtime, RuntimeOptions
 from pagetrail.engine.transfers import TransferOptions, Transfers
@@ -40,11 +35,12 @@ from pagetrail.starting import CHECKPOINT_TIERS, worker_started
 from pagetrail.tiers.ram import RamTier
 from pagetrail.tiers.store import DirectoryStore, ObjectStore
 from pagetrail.tiers.threads import TierThreads
+from pagetrail.worker_link import GatewayLink
 
 KEYFRAME_EVERY = 2_048
-LINK_QUEUE_MAX = 65_536
 CATCH_UP_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 30.0
+HAND_OVER_S = 0.5
 PARKED_STEPS_MAX = 64
 
 
@@ -67,47 +63,55 @@ class Worker:
         *,
         keys: ClientKeys | None = None,
         gateway_keys: ClientKeys | None = None,
-        clock: Clock | None = None,
     ) -> None:
         self._config = config
         self._inbox: queue.Queue[Item] = queue.Queue(INBOX_MAX)
         self._stopping = threading.Event()
-        self.failure: BaseException | None = None
+        self._failure: Exception | None = None
+        with ExitStack() as opened:
+            self._open(endpoints, keys, gateway_keys, opened)
+            self._opened = opened.pop_all()
+        self._engine = threading.Thread(target=self._run, name="engine", daemon=True)
+
+    def _open(
+        self,
+        endpoints: Endpoints,
+        keys: ClientKeys | None,
+        gateway_keys: ClientKeys | None,
+        opened: ExitStack,
+    ) -> None:
+        """Builds the parts; ``opened`` closes them in the reverse order."""
+        config, worker = self._config, self._config.worker
         directory = Path(config.run.directory)
-        worker = config.worker
-        self._tiers = TierThreads(
-            _stores(config, directory),
-            self._inbox.put,
-            staging_bytes_max=worker.staging_bytes,
+        stores = _stores(config, directory)
+        self.model = _load(config)
+        index = LiveIndex()
+        self._log = LogClient(
+            directory,
+            worker.id,
+            endpoints.writer,
+            endpoints.publish,
+            lambda frames: _apply(index, frames),
+            self._hand_over,
+            limits=log_limits(config),
+            keys=keys,
+            catch_up_timeout_s=CATCH_UP_TIMEOUT_S,
         )
-        try:
-            self.model = _load(config)
-            index = LiveIndex()
-            self._log = LogClient(
-                directory,
-                worker.id,
-                endpoints.writer,
-                endpoints.publish,
-                lambda frames: _apply(index, frames),
-                self._inbox.put,
-                limits=log_limits(config),
-                keys=keys,
-                catch_up_timeout_s=CATCH_UP_TIMEOUT_S,
-            )
-        except BaseException:
-            self._tiers.close()
-            raise
+        opened.callback(self._log.close)
+        opened.callback(self._flush_log)
         self._start = self._started(self._log.previous)
         machine = self._machine(index)
+        self._tiers = TierThreads(stores, self._hand_over, staging_bytes_max=worker.staging_bytes)
+        opened.callback(self._tiers.close)
         self._link = GatewayLink(
             endpoints.gateway,
-            worker.id,
             self._greeting(),
-            self._inbox.put,
+            self._hand_over,
             gateway_keys,
             config.gateway.heartbeat_ms * 1_000_000,
         )
-        clock = clock or MachineClock()
+        opened.callback(self._link.close)
+        clock: Clock = LogicalClock() if worker.clock == "logical" else MachineClock()
         ram = RamTier(worker.ram_bytes)
         machine.memory = ram
         transfers = Transfers(
@@ -141,12 +145,16 @@ class Worker:
             ),
             self._inbox,
         )
-        self._engine = threading.Thread(target=self._run, name="engine", daemon=True)
 
     @property
     def epoch(self) -> int:
         """The worker's epoch."""
         return self._log.epoch
+
+    @property
+    def failure(self) -> Exception | None:
+        """What ended or will end this worker; None while all is well."""
+        return self._failure or self._log.failure or self._link.failure or self._tiers.failure
 
     def start(self) -> None:
         """Serve."""
@@ -155,22 +163,38 @@ class Worker:
         self._link.start()
 
     def wait(self, timeout_s: float) -> None:
-        """Wait until the engine ends. Raises what ended it."""
+        """Wait until the engine ends. Raises what ended it, as one line."""
         self._engine.join(timeout_s)
-        failure = self.failure or self._log.failure or self._link.failure
-        if failure is not None:
+        failure = self.failure
+        if isinstance(failure, PagetrailError):
             raise failure
+        if failure is not None:
+            raise PagetrailError(
+                f"the worker stopped: {type(failure).__name__}: {failure}; its log is complete up "
+                "to here, start it again"
+            ) from failure
 
     def close(self) -> None:
-        """End what runs, store what was captured, and leave the log with a keyframe."""
+        """End what runs, store and publish what was captured, leave the log with a keyframe."""
         self._stopping.set()
         if self._engine.is_alive():
             self._engine.join()
-        self._link.close()
-        self._tiers.close()
+        self._opened.close()
+
+    def _hand_over(self, item: Item) -> None:
+        """Queue something for the engine, from another thread; dropped once the engine is gone."""
+        while True:
+            try:
+                self._inbox.put(item, timeout=HAND_OVER_S)
+            except queue.Full:
+                if self._stopping.is_set() or self._failure is not None:
+                    return
+                continue
+            return
+
+    def _flush_log(self) -> None:
         with suppress(PagetrailError):  # what is left stays in the spool for the next epoch
             self._log.flush(STOP_TIMEOUT_S)
-        self._log.close()
 
     # ---- parts
 
@@ -233,111 +257,8 @@ class Worker:
     def _run(self) -> None:
         try:
             self._runtime.run(self._stopping)
-        except BaseException as error:
-            self.failure = error
-            raise
-
-
-class GatewayLink:
-    """The worker's socket to the gateway, in a thread of its own.
-
-    Says hello first, and again whenever the gateway asks who this is. Says on its own that the
-    process is alive, because a step of the engine may take longer than a gateway's patience.
-    """
-
-    def __init__(
-        self,
-        endpoint: str,
-        worker: str,
-        hello: wire.Hello,
-        received: Callable[[wire.Message], None],
-        keys: ClientKeys | None,
-        heartbeat_ns: int,
-    ) -> None:
-        self._hello = hello
-        self._heartbeat_ns = heartbeat_ns
-        self._received = received
-        self.failure: PagetrailError | None = None
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._socket = self._context.socket(zmq.DEALER)
-        self._socket.setsockopt(zmq.IDENTITY, f"{worker}/{hello.worker_epoch}".encode())
-        self._socket.setsockopt(zmq.LINGER, 0)
-        self._socket.setsockopt(zmq.SNDHWM, LINK_QUEUE_MAX)
-        if keys is not None:
-            secure_client(self._socket, keys)
-        self._socket.connect(endpoint)
-        # Other threads hand over what is to be sent; a socket belongs to one thread.
-        self._out: queue.Queue[wire.Message] = queue.Queue(LINK_QUEUE_MAX)
-        self._wake_in = self._context.socket(zmq.PAIR)
-        self._wake_out = self._context.socket(zmq.PAIR)
-        self._wake_in.bind("inproc://wake")
-        self._wake_out.connect("inproc://wake")
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="gateway-link", daemon=True)
-
-    def start(self) -> None:
-        """Say hello and begin to carry messages."""
-        self._thread.start()
-
-    def send(self, message: wire.Message) -> None:
-        """Queue a message; called by the engine thread only."""
-        try:
-            self._out.put_nowait(message)
-        except queue.Full as error:
-            raise PagetrailError(
-                f"the gateway has not taken {LINK_QUEUE_MAX} messages; is it there? Restart it, "
-                "then this worker"
-            ) from error
-        with suppress(zmq.Again):  # else enough wake-ups are waiting
-            self._wake_out.send(b"", zmq.NOBLOCK)
-
-    def close(self) -> None:
-        """Send what is queued, and end."""
-        self._stopping.set()
-        if self._thread.is_alive():
-            self._thread.join()
-        for socket in (self._socket, self._wake_in, self._wake_out):
-            socket.close(0)
-        self._context.term()
-
-    def _run(self) -> None:
-        try:
-            self._socket.send_multipart(wire.encode(self._hello))
-            poller = zmq.Poller()
-            poller.register(self._socket, zmq.POLLIN)
-            poller.register(self._wake_in, zmq.POLLIN)
-            alive = wire.encode(wire.Alive(self._hello.worker, self._hello.worker_epoch))
-            beat_ns = 0
-            while True:
-                ready = dict(poller.poll(50))
-                if time.monotonic_ns() - beat_ns >= self._heartbeat_ns:
-                    beat_ns = time.monotonic_ns()
-                    self._socket.send_multipart(alive)
-                if self._wake_in in ready:
-                    self._wake_in.recv()
-                self._flush()
-                if self._socket in ready:
-                    self._take()
-                if self._stopping.is_set() and self._out.empty():
-                    return
-        except PagetrailError as error:
-            self.failure = error
-
-    def _flush(self) -> None:
-        while True:
-            try:
-                message = self._out.get_nowait()
-            except queue.Empty:
-                return
-            self._socket.send_multipart(wire.encode(message))
-
-    def _take(self) -> None:
-        message = wire.decode(self._socket.recv_multipart())
-        if message is None:
-            return
-        if isinstance(message, wire.Resync):
-            self._socket.send_multipart(wire.encode(self._hello))
-        self._received(message)
+        except Exception as error:  # ``wait`` raises it in the main thread
+            self._failure = error
 
 
 def _apply(index: LiveIndex, frames: list[Frame]) -> None:

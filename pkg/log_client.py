@@ -46,7 +46,7 @@ class LogClient:
         self._facts = FactClient.open(directory, client, endpoint, limits=limits, keys=keys)
         self._followed = followed
         self._stopping = threading.Event()
-        self.failure: PagetrailError | None = None
+        self._failure: Exception | None = None
         try:
             self._facts.flush(catch_up_timeout_s)
             self._stream = LogStream(endpoint, publish_endpoint, limits=limits, keys=keys)
@@ -60,6 +60,11 @@ class LogClient:
     def epoch(self) -> int:
         """The client epoch that this process took."""
         return self._facts.client_epoch
+
+    @property
+    def failure(self) -> Exception | None:
+        """Why the log is no longer followed or written; None while all is well."""
+        return self._failure or self._facts.failure
 
     def start(self) -> None:
         """Begin to follow; frames of the catching up have been handed over already."""
@@ -131,7 +136,7 @@ class LogClient:
                 frames = self._stream.poll(POLL_S)
                 if frames:
                     self._followed(frames)
-        except PagetrailError as error:
-            self.failure = error
+        except Exception as error:  # whoever polls ``failure`` ends the process
+            self._failure = error
         finally:
             self._stream.close()

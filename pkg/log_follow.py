@@ -26,3 +26,15 @@ def shown_of(frame: Frame, client: str, client_epoch: int) -> list[Shown]:
             elif first.kind in (KindId.NODE, KindId.COPY):
                 shown.append(Shown(transaction.client_seq, False, None))
     return shown
+
+
+def shown_through(frame: Frame, client: str, client_epoch: int) -> int:
+    """The ``client_seq`` after the last transaction of one client epoch in a frame; 0 for none."""
+    return max(
+        (
+            run.transactions[-1].client_seq + 1
+            for run in frame.runs()
+            if (run.client, run.client_epoch) == (client, client_epoch)
+        ),
+        default=0,
+    )

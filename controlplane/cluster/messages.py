@@ -20,6 +20,7 @@ class Prompt:
     ``pages`` has a chain digest for every page column that may be kept, ``chunks`` one for every
     whole durable chunk; both commit to everything before them. ``root`` is the tenant's. At most
     the first ``adoptable`` columns may be reused: the last prompt token is always computed.
+    ``fresh``: nothing may be reused, because the logits of every prompt row are wanted.
     """
 
     tokens: int
@@ -28,6 +29,17 @@ class Prompt:
     pages: tuple[bytes, ...]
     chunks: tuple[bytes, ...]
     adoptable: int
+    fresh: bool = False
+
+    @property
+    def reusable_chunks(self) -> tuple[bytes, ...]:
+        """The chunks that may be restored instead of computed."""
+        return () if self.fresh else self.chunks
+
+    @property
+    def reusable_pages(self) -> tuple[bytes, ...]:
+        """The page columns that may be adopted instead of computed."""
+        return () if self.fresh else self.pages
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,9 @@
 A message is two parts: a topic and a msgpack array with its tag. One socket carries any number of
 topics; what is not ours is handed on untouched by ``decode`` answering ``None``. Only values can be
 encoded: there is no field for a timer, a tensor or a handle. Owns no socket.
+
+A router numbers its requests anew at every start, so everything about an attempt carries
+``router_epoch``: what belongs to another epoch of the router is dropped by both sides.
 """
 
 from __future__ import annotations
@@ -12,7 +15,8 @@ from typing import Any
 import msgspec
 
 from pagetrail.catalog.errors import BadInputError
-from pagetrail.catalog.kinds.router import WorkerObserved
+from pagetrail.catalog.kinds.router import Answer, WorkerObserved
+from pagetrail.catalog.kinds.worker import FinishReason
 
 TOPIC = b"pagetrail/cluster/1"
 MESSAGE_BYTES_MAX = 16 * 1024 * 1024
@@ -32,9 +36,10 @@ class Hello(msgspec.Struct, frozen=True, array_like=True, tag=1):
 
 
 class Welcome(msgspec.Struct, frozen=True, array_like=True, tag=2):
-    """The gateway knows the worker now."""
+    """The gateway knows the worker now. Attempts of earlier epochs of this router are given up."""
 
     router: str
+    router_epoch: int
     heartbeat_ms: int
 
 
@@ -42,7 +47,9 @@ class Beat(msgspec.Struct, frozen=True, array_like=True, tag=3):
     """A heartbeat, with what changed on the device since the last one.
 
     ``kept`` and ``cut`` are page digests; ``events`` counts them over the epoch, so a receiver
-    that missed some knows and asks for all (``Resync``).
+    that missed some knows and asks for all (``Resync``). ``position`` is that of the worker's
+    catalog; ``settled`` says that nothing runs or waits here, nothing is being stored, and the log
+    has shown everything that this worker has written.
     """
 
     seen: WorkerObserved
@@ -50,6 +57,8 @@ class Beat(msgspec.Struct, frozen=True, array_like=True, tag=3):
     kept: tuple[bytes, ...]
     cut: tuple[bytes, ...]
     whole: bool  # ``kept`` is everything, what was known before is void
+    position: int
+    settled: bool
 
 
 class Resync(msgspec.Struct, frozen=True, array_like=True, tag=4):
@@ -61,6 +70,7 @@ class Resync(msgspec.Struct, frozen=True, array_like=True, tag=4):
 class OfferWire(msgspec.Struct, frozen=True, array_like=True, tag=5):
     """One attempt, with the tokens themselves."""
 
+    router_epoch: int
     number: int
     attempt: int
     worker: str
@@ -80,6 +90,7 @@ class OfferWire(msgspec.Struct, frozen=True, array_like=True, tag=5):
 class CancelWire(msgspec.Struct, frozen=True, array_like=True, tag=6):
     """Give an attempt up."""
 
+    router_epoch: int
     number: int
     attempt: int
 
@@ -87,29 +98,33 @@ class CancelWire(msgspec.Struct, frozen=True, array_like=True, tag=6):
 class AnswerWire(msgspec.Struct, frozen=True, array_like=True, tag=7):
     """A worker's answer to an offer."""
 
+    router_epoch: int
     number: int
     attempt: int
-    answer: int  # Answer
+    answer: Answer
 
 
 class TokensWire(msgspec.Struct, frozen=True, array_like=True, tag=8):
     """New tokens of an attempt. ``first`` counts the sample's generated tokens before them."""
 
+    router_epoch: int
     number: int
     attempt: int
     sample: int
     first: int
     tokens: tuple[int, ...]
     logprobs: bytes  # the engine's own encoding; empty when not asked for
-    finish: int  # FinishReason when these are the sample's last; -1 else
+    prompt_logprobs: bytes  # with the first token, when the prompt's own were asked for
+    finish: FinishReason | None  # set when these are the sample's last
 
 
 class EndedWire(msgspec.Struct, frozen=True, array_like=True, tag=9):
     """An attempt ended."""
 
+    router_epoch: int
     number: int
     attempt: int
-    reason: int  # FinishReason
+    reason: FinishReason
     cached_tokens: int
     resident_tokens: int
     ttft_ns: int
@@ -123,9 +138,16 @@ class Alive(msgspec.Struct, frozen=True, array_like=True, tag=10):
     worker_epoch: int
 
 
+class Rejected(msgspec.Struct, frozen=True, array_like=True, tag=11):
+    """The gateway cannot use this worker; ``message`` says why. The worker stops."""
+
+    message: str
+
+
 Message = (
     Hello
     | Alive
+    | Rejected
     | Welcome
     | Beat
     | Resync

@@ -10,10 +10,15 @@ from pagetrail.controlplane.cluster.messages import Prompt
 
 
 def prompt_of(
-    tokens: tuple[int, ...], salt: bytes | None, page_tokens: int, chunk_tokens: int
+    tokens: tuple[int, ...],
+    salt: bytes | None,
+    page_tokens: int,
+    chunk_tokens: int,
+    *,
+    fresh: bool = False,
 ) -> Prompt:
     """A prompt's digests. Whole pages may be kept, whole chunks stored, and the last token never
-    reused."""
+    reused; of a ``fresh`` prompt nothing is."""
     if not tokens:
         raise BadInputError("a prompt has at least one token")
     root = salted_root(salt)
@@ -27,5 +32,6 @@ def prompt_of(
         root=root,
         pages=pages,
         chunks=chunks,
-        adoptable=(len(tokens) - 1) // page_tokens,
+        adoptable=0 if fresh else (len(tokens) - 1) // page_tokens,
+        fresh=fresh,
     )

@@ -5,12 +5,16 @@ decide, spools what was decided, carries the effects out, and runs one planned s
 So all decisions of a worker have one order, and nothing that follows from a decision happens, and
 no token leaves, before the decision is in the spool. It waits for no disk and no network: those
 are other threads' work, and a full queue there is an answer here.
+
+Attempts belong to one epoch of the router. When a router greets with a newer one, nobody listens to
+the older attempts any more: they are cancelled, and offers and cancels of older epochs are ignored.
 """
 
 from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
@@ -41,7 +45,7 @@ from pagetrail.controlplane.log.errors import HeadroomError
 from pagetrail.controlplane.log.frames import Frame
 from pagetrail.controlplane.pages.appends import Append, Shortfall
 from pagetrail.kernels.abi import Floats
-from pagetrail.log_follow import shown_of
+from pagetrail.log_follow import shown_of, shown_through
 from pagetrail.tiers.threads import ChunkArrived, ChunkStored
 
 from .clock import Clock
@@ -59,7 +63,7 @@ from .transfers import Transfers
 INBOX_MAX = 65_536
 IDLE_WAIT_S = 0.02
 HEADROOM_BYTES = 64 * 1024
-ERROR_TEXT_MAX = 300
+STORE_WAIT_NS = 20_000_000_000  # for captured chunks, at a clean stop
 
 Item = wire.Message | list[Frame] | ChunkArrived | ChunkStored
 
@@ -112,19 +116,26 @@ class Runtime:
         self._offers: dict[tuple[int, int], wire.OfferWire] = {}
         self._headroom: dict[tuple[int, int], Callable[[], None]] = {}
         self._lanes: tuple[int, ...] = (0,) * options.budgets.sequences
-        self._beat_ns = -(1 << 62)
+        self._router_epoch = 0
+        self._beat_ns = 0
         self._events = 0
         self._whole = True
+        self._shown_seq = 0  # this epoch's transactions before it have come back from the log
         self.flight = scheduler.FlightRecorder()
 
     # ---- the loop
 
     def run(self, stopping: threading.Event) -> None:
-        """Serve until told to stop; then end what runs, and write the last keyframe."""
+        """Serve until told to stop; then end what runs, publish what was captured, and write the
+        last keyframe."""
         while not stopping.is_set():
             self.turn(idle_wait_s=IDLE_WAIT_S)
-        for number, attempt in list(self._offers):
-            self._act(self._machine.cancelled(number, attempt))
+        self._cancel_all()
+        until_ns = time.monotonic_ns() + STORE_WAIT_NS
+        while self._transfers.staged_chunks and time.monotonic_ns() < until_ns:
+            self._take(IDLE_WAIT_S)
+        self._take(0.0)
+        self._cancel_all()  # offers that came meanwhile
         self._machine.close()
         self._drain()
 
@@ -132,6 +143,7 @@ class Runtime:
         """One round; False when there was nothing to do."""
         busy = self._take(idle_wait_s if not self._has_work() else 0.0)
         self._act(self._machine.admit_waiting(self._clock.now_us()))
+        self._end_starved()
         stepped = self._step()
         self._drain()
         self._beat_if_due()
@@ -139,6 +151,19 @@ class Runtime:
 
     def _has_work(self) -> bool:
         return any(stream.ready and stream.finish is None for stream in self._streams.values())
+
+    def _end_starved(self) -> None:
+        """What waits with nothing running, stored or published would wait for ever."""
+        if not self._streams and self._offers and self._nothing_under_way():
+            self._act([*self._machine.starved()])
+
+    def _nothing_under_way(self) -> bool:
+        # In this order: a chunk that leaves the staging is in the inbox before it is counted out.
+        return (
+            not self._transfers.staged_chunks
+            and self._inbox.empty()
+            and not self._transfers.publisher.pending
+        )
 
     def _take(self, wait_s: float) -> bool:
         took = False
@@ -158,17 +183,30 @@ class Runtime:
             case wire.OfferWire():
                 self._offered(item)
             case wire.CancelWire():
-                self._act(self._machine.cancelled(item.number, item.attempt))
+                if item.router_epoch == self._router_epoch:
+                    self._act(self._machine.cancelled(item.number, item.attempt))
+            case wire.Welcome():
+                self._welcomed(item.router_epoch)
             case wire.Resync():
                 self._whole = True
-                self._beat_ns = -(1 << 62)
+                self._beat_ns = 0
             case ChunkArrived():
                 self._act(self._transfers.arrived(item))
             case ChunkStored():
                 self._transfers.stored(item)
                 self._drain()
             case _:
-                pass  # a greeting; nothing follows from it
+                pass  # what only a worker says
+
+    def _welcomed(self, router_epoch: int) -> None:
+        """A router greets; a newer epoch of it knows nothing of what runs here."""
+        if router_epoch > self._router_epoch:
+            self._cancel_all()
+            self._router_epoch = router_epoch
+
+    def _cancel_all(self) -> None:
+        for number, attempt in list(self._offers):
+            self._act(self._machine.cancelled(number, attempt))
 
     def _drain(self) -> None:
         written = self._machine.decider.drain()
@@ -185,6 +223,9 @@ class Runtime:
     def _follow(self, frame: Frame) -> None:
         self._index.apply(frame.facts())
         start = self._machine.start
+        self._shown_seq = max(
+            self._shown_seq, shown_through(frame, start.worker, start.worker_epoch)
+        )
         for shown in shown_of(frame, start.worker, start.worker_epoch):
             if shown.refused:
                 self._transfers.publisher.refused(shown.client_seq, shown.actual)
@@ -195,12 +236,14 @@ class Runtime:
     # ---- offers
 
     def _offered(self, offer: wire.OfferWire) -> None:
+        if offer.router_epoch != self._router_epoch:
+            return  # a router that is gone; the greeting of a new one comes before its offers
         key = (offer.number, offer.attempt)
         if key not in self._offers:
             try:
                 self._headroom[key] = self._spool.reserve(HEADROOM_BYTES)
             except HeadroomError:
-                self._send(wire.AnswerWire(*key, Answer.DECLINED))
+                self._send(wire.AnswerWire(offer.router_epoch, *key, Answer.DECLINED))
                 return
             self._offers[key] = offer
         effects = self._machine.offered(self._value_of(offer), self._clock.now_us())
@@ -229,6 +272,7 @@ class Runtime:
                     offer.salt,
                     self._machine.start.page_tokens,
                     self._machine.start.chunk_tokens,
+                    fresh=_wants_prompt(offer),
                 ),
                 max_new_tokens=offer.max_new_tokens,
                 samples=offer.samples,
@@ -247,7 +291,11 @@ class Runtime:
     def _perform(self, effect: WorkerEffect) -> None:
         match effect:
             case Answered():
-                self._send(wire.AnswerWire(effect.number, effect.attempt, effect.answer))
+                self._send(
+                    wire.AnswerWire(
+                        self._router_epoch, effect.number, effect.attempt, effect.answer
+                    )
+                )
             case Ended():
                 self._ended(effect)
             case Restore():
@@ -286,6 +334,7 @@ class Runtime:
         self._release(key)
         self._send(
             wire.EndedWire(
+                router_epoch=self._router_epoch,
                 number=ended.number,
                 attempt=ended.attempt,
                 reason=ended.reason,
@@ -331,13 +380,14 @@ class Runtime:
         for item, append, spec in zip(plan.selected, appends, rows, strict=True):
             active = self._streams[item.stream]
             self._machine.view.owner.commit(append, item.rows)
+            active.take_prompt_logits(logits[place : place + spec.wanted])
             active.processed += item.rows
+            place += spec.wanted
             if active.first_token_ns == 0:
                 active.prefill_ns += step_ns * item.rows // plan.rows
                 active.prefill_rows += item.rows
-            if spec.wanted:
-                self._token(active, logits[place])
-                place += spec.wanted
+            if active.processed == len(active.tokens):
+                self._token(active, logits[place - 1])
         for item in plan.selected:
             self._finish_if_done(item.stream)
         return True
@@ -365,10 +415,8 @@ class Runtime:
             PageTable(np.asarray(owner.page_table(item.stream, group), np.int32))
             for group in range(len(self._machine.start.pools))
         )
-        end = active.processed + item.rows
-        wanted = 1 if end == len(active.tokens) else 0
-        tokens = active.tokens[active.processed : end]
-        return append, RowSpec(tables, active.processed, tokens, wanted)
+        tokens = active.tokens[active.processed : active.processed + item.rows]
+        return append, RowSpec(tables, active.processed, tokens, active.wanted_rows(item.rows))
 
     def _token(self, active: ActiveStream, logits: Floats) -> None:
         position = len(active.tokens)
@@ -377,7 +425,7 @@ class Runtime:
         if chosen.logprob is not None:
             logprobs = TokenLogprobs(chosen.logprob, chosen.top)
         first = active.generated
-        active.append(chosen.token, logprobs)
+        active.append(chosen.token)
         if active.first_token_ns == 0:
             active.first_token_ns = self._clock.now_ns() - active.accepted_ns
             if active.sample == 0:
@@ -388,15 +436,19 @@ class Runtime:
         self._drain()
         self._send(
             wire.TokensWire(
+                router_epoch=self._router_epoch,
                 number=active.number,
                 attempt=active.attempt,
                 sample=active.sample,
                 first=first,
                 tokens=(chosen.token,),
                 logprobs=encode_logprobs([logprobs] if logprobs is not None else []),
-                finish=-1 if active.finish is None else int(active.finish),
+                prompt_logprobs=encode_logprobs(active.prompt_logprobs),
+                finish=active.finish,
             )
         )
+        active.prompt_logprobs = []
+        active.prompt_best = None
 
     def _finish_if_done(self, stream: int) -> None:
         active = self._streams.get(stream)
@@ -408,7 +460,8 @@ class Runtime:
     # ---- heartbeats
 
     def _beat_if_due(self) -> None:
-        now_ns = self._clock.now_ns()
+        """Paced by the machine's own clock: a heartbeat is no decision and no fact."""
+        now_ns = time.monotonic_ns()
         if now_ns - self._beat_ns < self._options.heartbeat_ns:
             return
         self._beat_ns = now_ns
@@ -419,5 +472,23 @@ class Runtime:
             came, gone = list(self._machine.prefix.digests()), []
         self._events += len(came) + len(gone)
         self._send(
-            wire.Beat(self._machine.observe(), self._events, tuple(came), tuple(gone), whole)
+            wire.Beat(
+                seen=self._machine.observe(),
+                events=self._events,
+                kept=tuple(came),
+                cut=tuple(gone),
+                whole=whole,
+                position=self._index.position,
+                settled=self._settled(),
+            )
         )
+
+    def _settled(self) -> bool:
+        written = self._machine.decider.journal.next_seq
+        return not self._offers and self._nothing_under_way() and self._shown_seq == written
+
+
+def _wants_prompt(offer: wire.OfferWire) -> bool:
+    """Whether logits of every prompt row are wanted, so that none may be reused."""
+    nothing_sent = len(offer.tokens) == offer.prompt_tokens
+    return nothing_sent and decode_generation(offer.sampling).prompt_logprobs is not None

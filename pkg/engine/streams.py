@@ -12,8 +12,9 @@ import msgspec
 from pagetrail.catalog.kinds.worker import FinishReason
 from pagetrail.controlplane.cluster.wire import OfferWire
 from pagetrail.controlplane.scheduler import Phase, Work
+from pagetrail.kernels.abi import Floats
 
-from .sampling import SamplingParams, TokenCounts
+from .sampling import SamplingParams, TokenCounts, logprobs_of
 from .stopping import FinishReason as StopReason
 from .stopping import OutputStream, StopRules
 from .tokenizer import ModelTokenizer
@@ -28,6 +29,7 @@ class Generation(msgspec.Struct, frozen=True):
     ignore_eos: bool
     min_tokens: int
     max_tokens: int  # of the whole request, earlier attempts included
+    prompt_logprobs: int | None = None  # of every prompt token, with so many of the best
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
@@ -107,7 +109,8 @@ class ActiveStream:
     prefill_ns: int = 0
     prefill_rows: int = 0
     finish: FinishReason | None = None
-    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
+    prompt_best: int | None = None  # log-probabilities of the prompt's own tokens are wanted
 
     @classmethod
     def begin(
@@ -143,6 +146,8 @@ class ActiveStream:
             output=output,
             processed=0,
             accepted_ns=accepted_ns,
+            # The client has an earlier attempt's already when it has tokens.
+            prompt_best=None if generated else generation.prompt_logprobs,
         )
 
     def twin(self, stream: int, sample: int, tokenizer: ModelTokenizer) -> ActiveStream:
@@ -196,12 +201,25 @@ class ActiveStream:
         """All prompt rows but the last are there and the other samples have not branched off."""
         return self.samples > 1 and not self.forked and self.processed == self.prompt_rows - 1
 
-    def append(self, token: int, logprobs: TokenLogprobs | None) -> None:
+    def wanted_rows(self, rows: int) -> int:
+        """How many of the next ``rows`` rows' logits are needed: the last ones."""
+        if self.prompt_best is not None and self.processed < self.prompt_rows:
+            return rows
+        return 1 if self.processed + rows == len(self.tokens) else 0
+
+    def take_prompt_logits(self, logits: Floats) -> None:
+        """Logits ``[rows, vocabulary]`` of the rows from ``processed`` on; each foretells the next
+        prompt token."""
+        if self.prompt_best is None:
+            return
+        following = self.tokens[self.processed + 1 : self.prompt_rows]
+        for row, token in zip(logits, following, strict=False):
+            self.prompt_logprobs.append(TokenLogprobs(*logprobs_of(row, token, self.prompt_best)))
+
+    def append(self, token: int) -> None:
         """Take the next token; ``finish`` is set when it is the last."""
         self.tokens.append(token)
         self.counts.add(token)
-        if logprobs is not None:
-            self.logprobs.append(logprobs)
         emitted = self.output.push(token)
         if emitted.finish is StopReason.STOP:
             self.finish = FinishReason.STOP

@@ -72,6 +72,11 @@ class Transfers:
         self._restores: dict[int, _Restore] = {}
         self._stored_number = 0
 
+    @property
+    def staged_chunks(self) -> int:
+        """Captured chunks that are not stored yet."""
+        return self._tiers.staged_chunks
+
     def abandon(self, stream: int) -> None:
         """The stream is stopped; what its restore has written counts for nothing."""
         restore = self._restores.pop(stream, None)

@@ -1,7 +1,7 @@
 """From a request's events to the text, log-probabilities and chunks of its answer.
 
-One ``Choice`` per sample turns tokens into text with the engine's own stop rules, so what is
-streamed and what is returned whole are the same.
+An ``Answer`` collects one request's events; one ``Choice`` per sample turns tokens into text with
+the engine's own stop rules, so what is streamed and what is returned whole are the same.
 """
 
 from __future__ import annotations
@@ -10,12 +10,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pagetrail.catalog.kinds.worker import FinishReason
+from pagetrail.controlplane.cluster.messages import Verdict
 from pagetrail.engine.stopping import OutputStream
 from pagetrail.engine.streams import Generation, TokenLogprobs, decode_logprobs, stop_rules
 from pagetrail.engine.tokenizer import ModelTokenizer
 
-from .openai_api import FINISH_TEXT
-from .service import NewTokens
+from .openai_api import FINISH_TEXT, ApiError, usage
+from .requests import Handle, NewTokens, RequestEnded
 
 
 @dataclass(slots=True)
@@ -40,6 +41,7 @@ class Choice:
     text: str = ""
     tokens: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
     finish: str | None = None
     stop: str | int | None = None
 
@@ -63,7 +65,87 @@ class Choice:
         self.text += text
         logprobs = decode_logprobs(event.logprobs)
         self.logprobs += logprobs
+        self.prompt_logprobs += decode_logprobs(event.prompt_logprobs)
         return Piece(self.index, text, event.tokens, logprobs, self.finish, self.stop)
+
+
+@dataclass(slots=True)
+class Answer:
+    """What came of one request so far."""
+
+    handle: Handle
+    choices: list[Choice]
+    ended: RequestEnded | None = None
+
+    @property
+    def prompt(self) -> tuple[int, ...]:
+        """The client's prompt."""
+        return self.handle.submission.tokens
+
+    @property
+    def prompt_logprobs(self) -> list[TokenLogprobs]:
+        """Of the prompt's tokens but the first, when they were asked for."""
+        return self.choices[0].prompt_logprobs
+
+    @property
+    def completion_tokens(self) -> int:
+        """Generated tokens of all samples."""
+        return sum(len(choice.tokens) for choice in self.choices)
+
+    @property
+    def cached_tokens(self) -> int:
+        """Verified prompt rows that did not have to be computed."""
+        return self.ended.cached_tokens if self.ended is not None else 0
+
+    def headers(self) -> dict[str, str]:
+        """The id under which the log knows the request."""
+        return {"x-request-id": self.handle.submission.request}
+
+    def check(self) -> None:
+        """Raises ApiError unless the request has ended as it should."""
+        verdict = self.ended.verdict if self.ended is not None else Verdict.FAILED
+        if verdict is Verdict.TOO_LONG:
+            raise ApiError("no worker's context and pages hold this request")
+        if verdict is not Verdict.COMPLETED:
+            raise ApiError(
+                f"the request ended as {verdict.name.lower()} after "
+                f"{self.completion_tokens} tokens; it may be sent again",
+                status=503,
+            )
+
+
+def usage_of(answers: list[Answer]) -> dict[str, Any]:
+    """``usage`` over the prompts of one call."""
+    return usage(
+        sum(len(answer.prompt) for answer in answers),
+        sum(answer.completion_tokens for answer in answers),
+        sum(answer.cached_tokens for answer in answers),
+    )
+
+
+def chunk(
+    index: int,
+    *,
+    delta: dict[str, str] | None = None,
+    text: str | None = None,
+    logprobs: dict[str, Any] | None = None,
+    piece: Piece | None = None,
+) -> dict[str, Any]:
+    """One element of a stream event's ``choices``."""
+    made: dict[str, Any] = {"index": index, "logprobs": logprobs, "finish_reason": None}
+    if delta is not None:
+        made["delta"] = delta
+    if text is not None:
+        made["text"] = text
+    if piece is not None and piece.finish is not None:
+        made["finish_reason"] = piece.finish
+        made |= stop_reason(piece)
+    return made
+
+
+def stop_reason(ended: Piece | Choice) -> dict[str, Any]:
+    """``stop_reason``: the stop string or token that ended a sample, when one did."""
+    return {} if ended.stop is None else {"stop_reason": ended.stop}
 
 
 def chat_logprobs(

@@ -1,4 +1,5 @@
-"""The HTTP surface: `/v1/chat/completions`, `/v1/completions`, `/v1/models`, `/health`, `/version`.
+"""The HTTP surface: `/v1/chat/completions`, `/v1/completions`, `/v1/models`, `/v1/cluster`,
+`/health`, `/version`.
 
 Owns routes, streaming and keys. It turns bodies into submissions and events into answers; a client
 that goes away cancels its request. Nothing is decided here.
@@ -23,11 +24,19 @@ from starlette.routing import Route
 
 import pagetrail
 from pagetrail.catalog.errors import BadInputError
-from pagetrail.controlplane.cluster.messages import Verdict
 from pagetrail.engine.streams import Generation
 from pagetrail.engine.tokenizer import ModelTokenizer
 
-from .answers import Choice, Piece, chat_logprobs, completion_logprobs
+from .answers import (
+    Answer,
+    Choice,
+    Piece,
+    chat_logprobs,
+    chunk,
+    completion_logprobs,
+    stop_reason,
+    usage_of,
+)
 from .openai_api import (
     ApiError,
     ChatRequest,
@@ -37,9 +46,9 @@ from .openai_api import (
     prompts_of,
     read_chat,
     read_completion,
-    usage,
 )
-from .service import BusyError, Handle, NewTokens, RequestEnded, RouterService, Submission
+from .requests import BusyError, NewTokens, Submission
+from .service import RouterService
 
 DISCONNECT_POLL_S = 0.2
 SSE = "text/event-stream; charset=utf-8"
@@ -72,6 +81,7 @@ class Surface:
                 Route("/v1/completions", self._guarded(self.completions), methods=["POST"]),
                 Route("/v1/models", self._guarded(self.models), methods=["GET"]),
                 Route("/v1/models/{name:path}", self._guarded(self.model), methods=["GET"]),
+                Route("/v1/cluster", self._guarded(self.cluster), methods=["GET"]),
                 Route("/health", self.health, methods=["GET"]),
                 Route("/version", self.version, methods=["GET"]),
             ]
@@ -85,11 +95,11 @@ class Surface:
                 self._check_key(request)
                 return await handler(request)
             except ApiError as error:
-                return _json(error.body(), error.status)
+                return _json(error.body(), status=error.status)
             except BusyError as error:
-                return _json(ApiError(str(error), status=503).body(), 503)
+                return _json(ApiError(str(error), status=503).body(), status=503)
             except BadInputError as error:
-                return _json(ApiError(str(error)).body(), 400)
+                return _json(ApiError(str(error)).body(), status=400)
 
         return guarded
 
@@ -119,6 +129,10 @@ class Surface:
         self._check_model(request.path_params["name"])
         return _json(self._model())
 
+    async def cluster(self, request: Request) -> Response:
+        """Workers, open requests, and whether everything has settled."""
+        return _json(self._router.state())
+
     def _model(self) -> dict[str, Any]:
         return {
             "id": self._served.name,
@@ -147,9 +161,7 @@ class Surface:
         wanted = None
         if body.logprobs or body.top_logprobs is not None:
             wanted = body.top_logprobs or 0
-        generation = self._generation(
-            body, len(tokens), body.max_completion_tokens or body.max_tokens, wanted
-        )
+        generation = self._generation(body, len(tokens), wanted)
         answer = await self._submit(body, tokens, generation)
         identity = f"chatcmpl-{secrets.token_hex(12)}"
         if body.stream:
@@ -168,23 +180,24 @@ class Surface:
                 ),
                 "finish_reason": choice.finish,
             }
-            | _stop_reason(choice)
+            | stop_reason(choice)
             for choice in answer.choices
         ]
-        return _json(self._head(identity, "chat.completion", body) | answer.tail(choices))
+        tail = {"choices": choices, "usage": usage_of([answer])}
+        return _json(self._head(identity, "chat.completion", body) | tail, answer.headers())
 
     async def _chat_stream(
-        self, identity: str, body: ChatRequest, answer: _Answer
+        self, identity: str, body: ChatRequest, answer: Answer
     ) -> AsyncIterator[bytes]:
         head = self._head(identity, "chat.completion.chunk", body)
         for choice in answer.choices:
             delta = {"role": "assistant", "content": ""}
-            yield _event(head | {"choices": [_chunk(choice.index, delta=delta)]})
+            yield _event(head | {"choices": [chunk(choice.index, delta=delta)]})
         async for piece in self._pieces(answer):
             logprobs = chat_logprobs(self._served.tokenizer, piece.tokens, piece.logprobs)
             delta = {"content": piece.text}
-            chunk = _chunk(piece.index, delta=delta, logprobs=logprobs, finish=piece)
-            yield _event(head | {"choices": [chunk]})
+            made = chunk(piece.index, delta=delta, logprobs=logprobs, piece=piece)
+            yield _event(head | {"choices": [made]})
         for last in self._closing(head, body, answer):
             yield last
 
@@ -194,89 +207,92 @@ class Surface:
         """``POST /v1/completions``."""
         body = read_completion(await request.body())
         self._check_model(body.model)
-        if body.echo and body.stream:
-            raise ApiError("echo is not supported with stream", param="echo")
-        answers: list[_Answer] = []
-        for prompt in prompts_of(body):
-            tokens = prompt if isinstance(prompt, list) else self._served.tokenizer.encode(prompt)
-            if not tokens:
-                raise ApiError("the prompt has no tokens", param="prompt")
-            if any(not 0 <= token < self._served.tokenizer.vocabulary for token in tokens):
-                raise ApiError("a prompt token is outside the vocabulary", param="prompt")
-            generation = self._generation(body, len(tokens), body.max_tokens or 16, body.logprobs)
-            answers.append(await self._submit(body, tokens, generation, len(answers) * body.n))
+        prompts = [self._prompt_tokens(prompt) for prompt in prompts_of(body)]
+        if body.stream and (body.echo or len(prompts) > 1):
+            raise ApiError("stream takes one prompt, without echo", param="stream")
+        generations = [self._generation(body, len(tokens), body.logprobs) for tokens in prompts]
+        answers: list[Answer] = []
         identity = f"cmpl-{secrets.token_hex(12)}"
+        try:
+            for tokens, generation in zip(prompts, generations, strict=True):
+                place = len(answers) * body.n
+                answers.append(await self._submit(body, tokens, generation, place))
+            if not body.stream:
+                for answer in answers:
+                    await self._finish(request, answer)
+        except BaseException:
+            for answer in answers:
+                await asyncio.shield(self._router.cancel(answer.handle))
+            raise
         if body.stream:
-            if len(answers) > 1:
-                raise ApiError("stream takes one prompt", param="prompt")
             return StreamingResponse(
                 self._completion_stream(identity, body, answers[0]),
                 media_type=SSE,
                 headers=answers[0].headers(),
             )
-        for answer in answers:
-            await self._finish(request, answer)
         choices = [
             self._completion_choice(body, answer, choice)
             for answer in answers
             for choice in answer.choices
         ]
-        total = usage(
-            sum(len(answer.handle.submission.tokens) for answer in answers),
-            sum(answer.completion_tokens for answer in answers),
-            sum(answer.cached_tokens for answer in answers),
-        )
-        head = self._head(identity, "text_completion", body)
-        return _json(head | {"choices": choices, "usage": total})
+        tail = {"choices": choices, "usage": usage_of(answers)}
+        return _json(self._head(identity, "text_completion", body) | tail, answers[0].headers())
+
+    def _prompt_tokens(self, prompt: str | list[int]) -> list[int]:
+        tokens = prompt if isinstance(prompt, list) else self._served.tokenizer.encode(prompt)
+        if not tokens:
+            raise ApiError("the prompt has no tokens", param="prompt")
+        if any(not 0 <= token < self._served.tokenizer.vocabulary for token in tokens):
+            raise ApiError("a prompt token is outside the vocabulary", param="prompt")
+        return tokens
 
     def _completion_choice(
-        self, body: CompletionRequest, answer: _Answer, choice: Choice
+        self, body: CompletionRequest, answer: Answer, choice: Choice
     ) -> dict[str, Any]:
         text, tokens = choice.text, list(choice.tokens)
         logprobs: list[Any] = list(choice.logprobs)
         if body.echo:
-            prompt = list(answer.handle.submission.tokens)
-            text = self._served.tokenizer.decode(prompt) + text
+            text = self._served.tokenizer.decode(list(answer.prompt)) + text
             if body.logprobs is not None:
-                tokens = prompt + tokens
-                logprobs = [None] * len(prompt) + logprobs
+                tokens = [*answer.prompt, *tokens]
+                logprobs = [None, *answer.prompt_logprobs, *logprobs]
         return {
             "index": choice.index,
             "text": text,
             "logprobs": completion_logprobs(self._served.tokenizer, tokens, logprobs),
             "finish_reason": choice.finish,
-        } | _stop_reason(choice)
+        } | stop_reason(choice)
 
     async def _completion_stream(
-        self, identity: str, body: CompletionRequest, answer: _Answer
+        self, identity: str, body: CompletionRequest, answer: Answer
     ) -> AsyncIterator[bytes]:
         head = self._head(identity, "text_completion", body)
         async for piece in self._pieces(answer):
             logprobs = completion_logprobs(
                 self._served.tokenizer, list(piece.tokens), list(piece.logprobs)
             )
-            chunk = _chunk(piece.index, text=piece.text, logprobs=logprobs, finish=piece)
-            yield _event(head | {"choices": [chunk]})
+            made = chunk(piece.index, text=piece.text, logprobs=logprobs, piece=piece)
+            yield _event(head | {"choices": [made]})
         for last in self._closing(head, body, answer):
             yield last
 
     # ---- shared
 
     def _generation(
-        self, body: Common, prompt_tokens: int, max_tokens: int | None, logprobs: int | None
+        self, body: ChatRequest | CompletionRequest, prompt_tokens: int, logprobs: int | None
     ) -> Generation:
         return generation_of(
             body,
             prompt_tokens=prompt_tokens,
             context_tokens=self._served.context_tokens,
-            max_tokens=max_tokens,
+            vocabulary=self._served.tokenizer.vocabulary,
             logprobs=logprobs,
             fresh_seed=secrets.randbits(63),
         )
 
     async def _submit(
         self, body: Common, tokens: list[int], generation: Generation, first_index: int = 0
-    ) -> _Answer:
+    ) -> Answer:
         salt = None if body.cache_salt is None else body.cache_salt.encode()
         handle = await self._router.submit(
             Submission(
@@ -293,9 +309,9 @@ class Surface:
             Choice.begin(first_index + sample, generation, self._served.tokenizer)
             for sample in range(body.n)
         ]
-        return _Answer(handle, choices)
+        return Answer(handle, choices)
 
-    async def _pieces(self, answer: _Answer) -> AsyncIterator[Piece]:
+    async def _pieces(self, answer: Answer) -> AsyncIterator[Piece]:
         """The answer's pieces as they come; leaving early cancels the request."""
         try:
             async for event in answer.handle.stream():
@@ -307,7 +323,7 @@ class Surface:
             if answer.ended is None:
                 await asyncio.shield(self._router.cancel(answer.handle))
 
-    async def _finish(self, request: Request, answer: _Answer) -> None:
+    async def _finish(self, request: Request, answer: Answer) -> None:
         """Run an answer to its end, or cancel it when the client has gone away."""
 
         async def run() -> None:
@@ -328,7 +344,7 @@ class Surface:
     def _head(self, identity: str, kind: str, body: Common) -> dict[str, Any]:
         return {"id": identity, "object": kind, "created": int(time.time()), "model": body.model}
 
-    def _closing(self, head: dict[str, Any], body: Common, answer: _Answer) -> list[bytes]:
+    def _closing(self, head: dict[str, Any], body: Common, answer: Answer) -> list[bytes]:
         """The last events of a stream."""
         events = []
         try:
@@ -336,73 +352,18 @@ class Surface:
         except ApiError as error:
             events.append(_event(error.body()))
         if body.stream_options is not None and body.stream_options.include_usage:
-            events.append(_event(head | answer.tail([])))
+            events.append(_event(head | {"choices": [], "usage": usage_of([answer])}))
         events.append(b"data: [DONE]\n\n")
         return events
-
-
-@dataclass(slots=True)
-class _Answer:
-    handle: Handle
-    choices: list[Choice]
-    ended: RequestEnded | None = None
-
-    @property
-    def completion_tokens(self) -> int:
-        return sum(len(choice.tokens) for choice in self.choices)
-
-    @property
-    def cached_tokens(self) -> int:
-        return self.ended.cached_tokens if self.ended is not None else 0
-
-    def headers(self) -> dict[str, str]:
-        """The id under which the log knows the request."""
-        return {"x-request-id": self.handle.submission.request}
-
-    def tail(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
-        prompt = len(self.handle.submission.tokens)
-        counts = usage(prompt, self.completion_tokens, self.cached_tokens)
-        return {"choices": choices, "usage": counts}
-
-    def check(self) -> None:
-        verdict = self.ended.verdict if self.ended is not None else Verdict.FAILED
-        if verdict is Verdict.TOO_LONG:
-            raise ApiError("no worker's context holds this request")
-        if verdict is not Verdict.COMPLETED:
-            raise ApiError(
-                f"the request ended as {verdict.name.lower()} after "
-                f"{self.completion_tokens} tokens; it may be sent again",
-                status=500 if verdict is Verdict.FAILED else 503,
-            )
-
-
-def _chunk(
-    index: int,
-    *,
-    delta: dict[str, str] | None = None,
-    text: str | None = None,
-    logprobs: dict[str, Any] | None = None,
-    finish: Piece | None = None,
-) -> dict[str, Any]:
-    chunk: dict[str, Any] = {"index": index, "logprobs": logprobs, "finish_reason": None}
-    if delta is not None:
-        chunk["delta"] = delta
-    if text is not None:
-        chunk["text"] = text
-    if finish is not None and finish.finish is not None:
-        chunk["finish_reason"] = finish.finish
-        if finish.stop is not None:
-            chunk["stop_reason"] = finish.stop
-    return chunk
-
-
-def _stop_reason(choice: Choice) -> dict[str, Any]:
-    return {} if choice.stop is None else {"stop_reason": choice.stop}
 
 
 def _event(value: dict[str, Any]) -> bytes:
     return b"data: " + _JSON.encode(value) + b"\n\n"
 
 
-def _json(value: dict[str, Any], status: int = 200) -> Response:
-    return Response(_JSON.encode(value), status_code=status, media_type="application/json")
+def _json(
+    value: dict[str, Any], headers: dict[str, str] | None = None, status: int = 200
+) -> Response:
+    return Response(
+        _JSON.encode(value), status_code=status, headers=headers, media_type="application/json"
+    )

@@ -7,6 +7,7 @@ the answer and is not supported is refused by name.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -15,10 +16,14 @@ from msgspec import Meta
 from pagetrail.catalog.errors import BadInputError
 from pagetrail.catalog.kinds.worker import FinishReason
 from pagetrail.engine.sampling import SamplingParams, parse_logit_bias
-from pagetrail.engine.stopping import STOP_STRINGS_MAX
+from pagetrail.engine.stopping import STOP_CHARS_MAX, STOP_STRINGS_MAX
 from pagetrail.engine.streams import Generation
 
-DEFAULT_MAX_NEW_TOKENS = 4_096
+DEFAULT_MAX_NEW_TOKENS = 4_096  # of a chat
+COMPLETION_MAX_NEW_TOKENS = 16  # of a completion, as its clients expect
+TOKENS_MAX = 1 << 30
+SALT_CHARS_MAX = 1_024
+PRIORITY_MAX = 1_000_000
 SAMPLES_MAX = 16
 PROMPTS_MAX = 64
 BODY_BYTES_MAX = 8 * 1024 * 1024
@@ -79,10 +84,10 @@ class Common(msgspec.Struct, kw_only=True):
     stop: str | list[str] | None = None
     stop_token_ids: list[int] | None = None
     ignore_eos: bool = False
-    min_tokens: Annotated[int, Meta(ge=0)] = 0
-    max_tokens: Annotated[int, Meta(ge=1)] | None = None
-    cache_salt: str | None = None
-    priority: int = 0
+    min_tokens: Annotated[int, Meta(ge=0, le=TOKENS_MAX)] = 0
+    max_tokens: Annotated[int, Meta(ge=1, le=TOKENS_MAX)] | None = None
+    cache_salt: Annotated[str, Meta(min_length=1, max_length=SALT_CHARS_MAX)] | None = None
+    priority: Annotated[int, Meta(ge=-PRIORITY_MAX, le=PRIORITY_MAX)] = 0
 
 
 class TextPart(msgspec.Struct):
@@ -111,7 +116,7 @@ class ChatRequest(Common, kw_only=True):
     """``POST /v1/chat/completions``."""
 
     messages: list[ChatMessage]
-    max_completion_tokens: Annotated[int, Meta(ge=1)] | None = None
+    max_completion_tokens: Annotated[int, Meta(ge=1, le=TOKENS_MAX)] | None = None
     logprobs: bool = False
     top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
     tools: list[Any] | None = None
@@ -192,15 +197,19 @@ def prompts_of(request: CompletionRequest) -> list[str | list[int]]:
 
 
 def generation_of(
-    request: Common,
+    request: ChatRequest | CompletionRequest,
     *,
     prompt_tokens: int,
     context_tokens: int,
-    max_tokens: int | None,
+    vocabulary: int,
     logprobs: int | None,
     fresh_seed: int,
 ) -> Generation:
-    """The engine's options. Raises ApiError for values it cannot use."""
+    """The engine's options. Raises ApiError for values it cannot use.
+
+    ``logprobs``: of so many of the best tokens; None: none. ``fresh_seed`` is used when the
+    request gives none.
+    """
     room = context_tokens - prompt_tokens
     if room < 1:
         raise ApiError(
@@ -208,42 +217,72 @@ def generation_of(
             "shorten the prompt to leave room for at least one new token",
             code="context_length_exceeded",
         )
-    if max_tokens is not None and max_tokens > room:
+    if isinstance(request, ChatRequest):
+        name, usual = "max_completion_tokens", DEFAULT_MAX_NEW_TOKENS
+        asked = request.max_completion_tokens or request.max_tokens
+    else:
+        name, usual = "max_tokens", COMPLETION_MAX_NEW_TOKENS
+        asked = request.max_tokens
+    if asked is not None and asked > room:
         raise ApiError(
-            f"max_tokens {max_tokens} and a prompt of {prompt_tokens} tokens pass the model's "
+            f"{name} {asked} and a prompt of {prompt_tokens} tokens pass the model's "
             f"context of {context_tokens}; ask for at most {room}",
-            param="max_tokens",
+            param=name,
             code="context_length_exceeded",
         )
     stop = request.stop
     strings = [stop] if isinstance(stop, str) else list(stop or ())
-    if len(strings) > STOP_STRINGS_MAX or any(not text for text in strings):
-        raise ApiError(f"stop takes up to {STOP_STRINGS_MAX} non-empty strings", param="stop")
-    seed = fresh_seed if request.seed is None else request.seed % 2**64
+    if len(strings) > STOP_STRINGS_MAX or not all(
+        0 < len(text) <= STOP_CHARS_MAX for text in strings
+    ):
+        raise ApiError(
+            f"stop takes up to {STOP_STRINGS_MAX} strings of 1 to {STOP_CHARS_MAX} characters",
+            param="stop",
+        )
+    echoes = isinstance(request, CompletionRequest) and request.echo
+    return Generation(
+        params=_sampling(request, vocabulary, logprobs, fresh_seed),
+        stop_strings=tuple(strings),
+        stop_tokens=_token_ids(request.stop_token_ids or (), vocabulary, "stop_token_ids"),
+        ignore_eos=request.ignore_eos,
+        min_tokens=request.min_tokens,
+        max_tokens=min(usual, room) if asked is None else asked,
+        prompt_logprobs=logprobs if echoes else None,
+    )
+
+
+def _sampling(
+    request: Common, vocabulary: int, logprobs: int | None, fresh_seed: int
+) -> SamplingParams:
+    top_k = request.top_k or 0
     try:
-        params = SamplingParams(
+        bias = parse_logit_bias(request.logit_bias or {})
+        _token_ids([token for token, _ in bias], vocabulary, "logit_bias")
+        return SamplingParams(
             temperature=_given(request.temperature, 1.0),
-            top_k=max(0, request.top_k) if request.top_k is not None else 0,
+            top_k=0 if top_k == -1 else top_k,  # both mean every token
             top_p=_given(request.top_p, 1.0),
             min_p=_given(request.min_p, 0.0),
             presence_penalty=_given(request.presence_penalty, 0.0),
             frequency_penalty=_given(request.frequency_penalty, 0.0),
             repetition_penalty=_given(request.repetition_penalty, 1.0),
-            logit_bias=parse_logit_bias(request.logit_bias or {}),
-            seed=seed,
+            logit_bias=bias,
+            seed=fresh_seed if request.seed is None else request.seed % 2**64,
             logprobs=logprobs,
         )
+    except ApiError:
+        raise
     except BadInputError as error:
         raise ApiError(str(error)) from error
-    limit = min(DEFAULT_MAX_NEW_TOKENS, room) if max_tokens is None else max_tokens
-    return Generation(
-        params=params,
-        stop_strings=tuple(strings),
-        stop_tokens=tuple(request.stop_token_ids or ()),
-        ignore_eos=request.ignore_eos,
-        min_tokens=request.min_tokens,
-        max_tokens=limit,
-    )
+
+
+def _token_ids(ids: Sequence[int], vocabulary: int, name: str) -> tuple[int, ...]:
+    for token in ids:
+        if not 0 <= token < vocabulary:
+            raise ApiError(
+                f"{name} names token {token}; the model's are 0 to {vocabulary - 1}", param=name
+            )
+    return tuple(ids)
 
 
 def _given(value: float | None, default: float) -> float:

@@ -1,8 +1,9 @@
 """The router of a gateway process: requests in, tokens out, workers behind.
 
-Owns the router machine, the sockets to the workers and every open request's event queue, all in
-one asyncio thread. The HTTP side submits and reads events; it never sees a machine. What was
-decided is spooled before an offer leaves.
+Owns the router machine, its log client and every open request, all in one asyncio thread. The HTTP
+side submits and reads events; it never sees a machine. What was decided is spooled before an offer
+leaves. Before any event that ends an attempt the machine is told the boundary that its client has
+reached, so the next attempt goes on from exactly there.
 """
 
 from __future__ import annotations
@@ -10,14 +11,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
 from pathlib import Path
 
-import zmq
-import zmq.asyncio
-
-from pagetrail.catalog.errors import BadInputError, PagetrailError
+from pagetrail.catalog.errors import PagetrailError
 from pagetrail.catalog.index import LiveIndex
 from pagetrail.catalog.kinds.router import Answer
 from pagetrail.catalog.kinds.worker import FinishReason
@@ -29,7 +25,6 @@ from pagetrail.controlplane.cluster.messages import (
     CancelAttempt,
     Close,
     Ended,
-    Incoming,
     Offer,
     RouterEffect,
     Verdict,
@@ -40,92 +35,22 @@ from pagetrail.controlplane.journal import Journal
 from pagetrail.controlplane.log.endpoints import ClientKeys
 from pagetrail.controlplane.log.errors import HeadroomError
 from pagetrail.controlplane.log.frames import Frame
-from pagetrail.engine.prompts import prompt_of
-from pagetrail.engine.streams import Generation, encode_generation
 from pagetrail.log_client import LogClient
+from pagetrail.log_follow import shown_through
 from pagetrail.starting import router_started
 
+from .peers import Peers
+from .requests import BusyError, Event, Handle, Submission
 from .resident import ResidentDigests
 
 CLIENT = "gateway"
 KEYFRAME_EVERY = 2_048
 HEADROOM_BYTES = 16 * 1024
 CATCH_UP_TIMEOUT_S = 120.0
-EVENTS_MAX = 65_536
+FLUSH_TIMEOUT_S = 10.0
 TICK_S = 0.05
 
-
-class BusyError(PagetrailError):
-    """No room for another request now; the client should try again later."""
-
-
-@dataclass(frozen=True, slots=True)
-class Submission:
-    """A request as the HTTP side understood it."""
-
-    request: str
-    tenant: str
-    salt: bytes | None
-    priority: int
-    tokens: tuple[int, ...]
-    generation: Generation
-    samples: int
-
-
-@dataclass(frozen=True, slots=True)
-class NewTokens:
-    """Tokens of one sample, each exactly once and in order."""
-
-    sample: int
-    tokens: tuple[int, ...]
-    logprobs: bytes
-    finish: FinishReason | None
-
-
-@dataclass(frozen=True, slots=True)
-class RequestEnded:
-    """The last event of a request."""
-
-    verdict: Verdict
-    worker: str
-    attempts: int
-    cached_tokens: int
-    resident_tokens: int
-
-
-Event = NewTokens | RequestEnded
-
-
-@dataclass(slots=True)
-class Handle:
-    """An open request of the HTTP side."""
-
-    number: int
-    submission: Submission
-    received_ns: int
-    events: asyncio.Queue[Event] = field(default_factory=lambda: asyncio.Queue(EVENTS_MAX))
-    sent: list[list[int]] = field(default_factory=list)  # tokens by sample
-    finished: set[int] = field(default_factory=set)
-    worker: str = ""
-    attempt: int = 0
-    cached_tokens: int = 0
-    resident_tokens: int = 0
-    first_token_ns: int = 0
-
-    async def stream(self) -> AsyncIterator[Event]:
-        """Events until the request has ended."""
-        while True:
-            event = await self.events.get()
-            yield event
-            if isinstance(event, RequestEnded):
-                return
-
-
-@dataclass(slots=True)
-class _Peer:
-    identity: bytes
-    hello: wire.Hello
-    heard_s: float
+_DONE = (FinishReason.STOP, FinishReason.LENGTH)
 
 
 class RouterService:
@@ -163,6 +88,7 @@ class RouterService:
             chunk_bytes=chunk_bytes,
             previous=self._log.previous,
         )
+        self._epoch = start.router_epoch
         self._resident = ResidentDigests(start.page_tokens)
         self._decider = Decider(
             Journal(CLIENT, start.router_epoch),
@@ -171,30 +97,26 @@ class RouterService:
             record_mode(config.record),
             KEYFRAME_EVERY,
         )
+        try:
+            self._peers = Peers(config.gateway.cluster, start, config.gateway.heartbeat_ms)
+        except PagetrailError:
+            self._log.close()
+            raise
         self._decider.write([start])
         self._machine = RouterMachine(self._decider, start, self._index, self._resident)
         self._log.spool(self._decider.drain())
-        self._peers: dict[str, _Peer] = {}
+        self._shown_seq = 0
         self._handles: dict[int, Handle] = {}
-        self._headroom: dict[int, object] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self.failure: BaseException | None = None
         self.failed = asyncio.Event()
-        self._context = zmq.asyncio.Context()
-        self._socket = self._context.socket(zmq.ROUTER)
-        self._socket.setsockopt(zmq.LINGER, 0)
-        self._socket.setsockopt(zmq.ROUTER_MANDATORY, 0)
-        try:
-            self._socket.bind(config.gateway.cluster)
-        except zmq.ZMQError as error:
-            self._log.close()
-            raise BadInputError(
-                f"cannot listen for workers on {config.gateway.cluster}: {error}; choose a free "
-                "port with gateway.cluster (port 0 takes any)"
-            ) from error
-        self.endpoint = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
 
     # ---- life
+
+    @property
+    def endpoint(self) -> str:
+        """Where workers connect."""
+        return self._peers.endpoint
 
     async def start(self) -> None:
         """Begin to hear workers and the log."""
@@ -207,15 +129,14 @@ class RouterService:
         """Cancel what is open, write the last keyframe, close the log."""
         for task in list(self._tasks):
             task.cancel()
-        for number in list(self._handles):
-            await self._perform(self._machine.cancelled(number))
-        self._decider.keyframe()
-        self._spool()
-        with contextlib.suppress(PagetrailError):
-            await asyncio.to_thread(self._log.flush, 10.0)
-        self._log.close()
-        self._socket.close(0)
-        self._context.term()
+        with contextlib.suppress(PagetrailError):  # a log that failed takes no more
+            for number in list(self._handles):
+                await self._perform(self._machine.cancelled(number))
+            self._decider.keyframe()
+            self._spool()
+            await asyncio.to_thread(self._log.flush, FLUSH_TIMEOUT_S)
+        await asyncio.to_thread(self._log.close)
+        self._peers.close()
 
     def _watch(self, task: asyncio.Task[None]) -> None:
         """Keep a task; its failure is the service's, and stops it."""
@@ -223,21 +144,54 @@ class RouterService:
 
         def done(ended: asyncio.Task[None]) -> None:
             self._tasks.discard(ended)
-            if not ended.cancelled() and ended.exception() is not None:
-                self.failure = ended.exception()
-                self.failed.set()
+            if not ended.cancelled():
+                self._fail(ended.exception())
 
         task.add_done_callback(done)
 
-    @property
-    def workers(self) -> list[wire.Hello]:
-        """Workers that are heard."""
-        return [peer.hello for peer in self._peers.values()]
+    def _fail(self, failure: BaseException | None) -> None:
+        """The first failure stops the service, and ends what clients wait for."""
+        if failure is None or self.failure is not None:
+            return
+        self.failure = failure
+        self.failed.set()
+        for handle in self._handles.values():
+            self._put(handle, handle.ended(Verdict.FAILED))
 
-    @property
-    def open_requests(self) -> int:
-        """Requests that have not ended."""
-        return len(self._handles)
+    # ---- what it is at
+
+    def state(self) -> dict[str, object]:
+        """Workers, open requests and positions, for operators and for who waits for quiet."""
+        workers = [
+            {
+                "worker": peer.hello.worker,
+                "epoch": peer.hello.worker_epoch,
+                "free_pages": peer.beat.seen.free_pages if peer.beat else None,
+                "position": peer.beat.position if peer.beat else None,
+                "settled": peer.beat is not None and peer.beat.settled,
+            }
+            for peer in self._peers.all()
+        ]
+        return {
+            "router_epoch": self._epoch,
+            "open_requests": len(self._handles),
+            "waiting_requests": self._machine.waiting_requests,
+            "position": self._index.position,
+            "settled": self._settled(),
+            "workers": workers,
+        }
+
+    def _settled(self) -> bool:
+        """Nothing is open anywhere, and everyone has seen the whole log."""
+        beats = [peer.beat for peer in self._peers.all()]
+        return (
+            not self._handles
+            and self._shown_seq == self._decider.journal.next_seq
+            and all(
+                beat is not None and beat.settled and beat.position == self._index.position
+                for beat in beats
+            )
+        )
 
     # ---- the HTTP side
 
@@ -247,19 +201,19 @@ class RouterService:
             raise BusyError(
                 f"{len(self._handles)} requests are open, which is the limit; retry later"
             )
-        if self._log.failure is not None:
-            raise BusyError(f"the fact log cannot be followed: {self._log.failure}")
+        if self.failure is not None:
+            raise BusyError(f"this gateway is stopping: {self.failure}")
         try:
             release = self._log.reserve(HEADROOM_BYTES)
         except HeadroomError as error:
             raise BusyError(str(error)) from error
+        worker = self._config.worker
         number, effects = self._machine.received(
-            self._incoming(submission, submission.tokens, 0), time.time_ns() // 1000
+            submission.incoming((), worker.page_tokens, worker.chunk_tokens),
+            time.time_ns() // 1000,
         )
-        handle = Handle(number, submission, time.monotonic_ns())
-        handle.sent = [[] for _ in range(submission.samples)]
-        self._handles[number] = handle
-        self._headroom[number] = release
+        sent: list[list[int]] = [[] for _ in range(submission.samples)]
+        handle = self._handles[number] = Handle(number, submission, release, sent)
         await self._perform(effects)
         return handle
 
@@ -272,13 +226,7 @@ class RouterService:
 
     async def _receive(self) -> None:
         while True:
-            parts = await self._socket.recv_multipart()
-            try:
-                message = wire.decode(parts[1:])
-            except BadInputError:
-                continue  # not from a worker of ours; nothing can be answered
-            if message is not None:
-                await self._heard(parts[0], message)
+            await self._heard(*await self._peers.receive())
 
     async def _heard(self, identity: bytes, message: wire.Message) -> None:
         match message:
@@ -287,39 +235,30 @@ class RouterService:
             case wire.Beat():
                 await self._beat(identity, message)
             case wire.Alive():
-                peer = self._peers.get(message.worker)
-                if peer is not None and peer.hello.worker_epoch == message.worker_epoch:
-                    peer.heard_s = time.monotonic()
-                else:
-                    await self._send(identity, wire.Resync(message.worker_epoch))
-            case wire.AnswerWire():
+                await self._peers.alive(identity, message.worker, message.worker_epoch)
+            case wire.AnswerWire(router_epoch=self._epoch):
                 await self._perform(
-                    self._machine.answered(message.number, message.attempt, Answer(message.answer))
+                    self._machine.answered(message.number, message.attempt, message.answer)
                 )
-            case wire.TokensWire():
+            case wire.TokensWire(router_epoch=self._epoch):
                 self._tokens(message)
-            case wire.EndedWire():
+            case wire.EndedWire(router_epoch=self._epoch):
                 await self._attempt_ended(message)
             case _:
-                pass  # what only a gateway says
+                pass  # what only a gateway says, or of an earlier epoch of this router
 
     async def _greeted(self, identity: bytes, hello: wire.Hello) -> None:
-        peer = self._peers.get(hello.worker)
-        if peer is not None and peer.hello.worker_epoch > hello.worker_epoch:
-            return  # an earlier epoch's late word
-        if peer is not None and peer.hello.worker_epoch < hello.worker_epoch:
+        if 0 < self._peers.epoch_of(hello.worker) < hello.worker_epoch:
             await self._gone(hello.worker)
-        self._peers[hello.worker] = _Peer(identity, hello, time.monotonic())
-        await self._send(identity, wire.Welcome(CLIENT, self._config.gateway.heartbeat_ms))
+        await self._peers.greeted(identity, hello)
 
     async def _beat(self, identity: bytes, beat: wire.Beat) -> None:
-        peer = self._peers.get(beat.seen.worker)
-        if peer is None or peer.hello.worker_epoch != beat.seen.worker_epoch:
-            await self._send(identity, wire.Resync(beat.seen.worker_epoch))
+        peer = await self._peers.alive(identity, beat.seen.worker, beat.seen.worker_epoch)
+        if peer is None:
             return
-        peer.heard_s = time.monotonic()
+        peer.beat = beat
         if not self._resident.beat(beat):
-            await self._send(identity, wire.Resync(beat.seen.worker_epoch))
+            await self._peers.ask(identity, beat.seen.worker_epoch)
         if self._machine.heartbeat(beat.seen):
             await self._perform(self._machine.retry_waiting())
 
@@ -329,65 +268,70 @@ class RouterService:
             message.number, message.attempt, message.first + len(message.tokens)
         ):
             return
-        sent = handle.sent[message.sample]
-        # Another attempt repeats what the client has; each token is sent once.
-        skip = len(sent) - message.first
-        if skip < 0 or skip >= len(message.tokens):
-            return
-        new = message.tokens[skip:]
-        sent.extend(new)
-        if not handle.first_token_ns:
-            handle.first_token_ns = time.monotonic_ns() - handle.received_ns
-        finish = None if message.finish < 0 else FinishReason(message.finish)
-        if finish is not None:
-            handle.finished.add(message.sample)
-        self._put(handle, NewTokens(message.sample, new, message.logprobs, finish))
+        new = handle.take(message)
+        if new is not None:
+            self._put(handle, new)
 
     async def _attempt_ended(self, message: wire.EndedWire) -> None:
         handle = self._handles.get(message.number)
-        if handle is not None:
-            handle.cached_tokens = message.cached_tokens
-            handle.resident_tokens = message.resident_tokens
-            self._extend(handle)
+        if handle is None or handle.attempt != message.attempt:
+            return
+        handle.cached_tokens = message.cached_tokens
+        handle.resident_tokens = message.resident_tokens
+        reason = message.reason
+        if reason in _DONE and not handle.complete:
+            reason = FinishReason.ERROR  # tokens were lost on the way; the next attempt has them
+        await self._end_attempt(handle, reason, message.ttft_ns)
+
+    async def _end_attempt(self, handle: Handle, reason: FinishReason, ttft_ns: int) -> None:
+        """The current attempt is over. When the client has everything, so is the request."""
+        if handle.complete:
+            reason = handle.finished[0]
+        elif reason not in _DONE:
+            self._extend(handle.number, handle.attempt)
         await self._perform(
             self._machine.ended(
                 Ended(
-                    message.number,
-                    message.attempt,
-                    FinishReason(message.reason),
-                    message.cached_tokens,
-                    message.resident_tokens,
-                    message.ttft_ns,
+                    handle.number,
+                    handle.attempt,
+                    reason,
+                    handle.cached_tokens,
+                    handle.resident_tokens,
+                    ttft_ns,
                 )
             )
         )
 
     async def _gone(self, worker: str) -> None:
         """A worker's epoch is over: its requests go on elsewhere, from what was sent."""
-        peer = self._peers.pop(worker)
+        epoch = self._peers.epoch_of(worker)
+        self._peers.remove(worker)
         self._resident.forget(worker)
-        epoch = peer.hello.worker_epoch
         for number in self._machine.assigned_to(worker, epoch):
-            self._extend(self._handles[number])
+            handle = self._handles[number]
+            if handle.complete:  # only the word that it has ended is missing
+                await self._end_attempt(handle, handle.finished[0], 0)
+            else:
+                self._extend(number, handle.attempt)
         await self._perform(self._machine.expired(worker, epoch))
 
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(TICK_S)
-            silent_s = self._config.gateway.expiry_ms / 1000
-            now_s = time.monotonic()
-            for worker, peer in list(self._peers.items()):
-                if now_s - peer.heard_s > silent_s:
-                    await self._gone(worker)
+            self._fail(self._log.failure)
+            for worker in self._peers.silent(self._config.gateway.expiry_ms / 1000):
+                await self._gone(worker)
 
-    def _extend(self, handle: Handle) -> None:
-        """With one sample the next attempt goes on from what was sent; with several they are
-        drawn again, which gives the same tokens, and what was sent is skipped."""
-        if handle.submission.samples != 1 or not handle.sent[0]:
+    def _extend(self, number: int, attempt: int) -> None:
+        """Tell the machine what the client has, before the attempt that sent it is ended."""
+        handle = self._handles.get(number)
+        if handle is None or handle.attempt != attempt or not handle.boundary:
             return
-        sent = len(handle.sent[0])
-        tokens = handle.submission.tokens + tuple(handle.sent[0])
-        self._machine.extended(handle.number, self._incoming(handle.submission, tokens, sent))
+        worker = self._config.worker
+        self._machine.extended(
+            number,
+            handle.submission.incoming(handle.boundary, worker.page_tokens, worker.chunk_tokens),
+        )
 
     # ---- effects
 
@@ -398,11 +342,9 @@ class RouterService:
                 case Offer():
                     await self._offer(effect)
                 case CancelAttempt():
-                    peer = self._peers.get(effect.worker)
-                    if peer is not None:
-                        await self._send(
-                            peer.identity, wire.CancelWire(effect.number, effect.attempt)
-                        )
+                    await self._peers.send(
+                        effect.worker, wire.CancelWire(self._epoch, effect.number, effect.attempt)
+                    )
                 case ArmOfferTimeout():
                     asyncio.get_running_loop().call_later(
                         self._config.gateway.offer_timeout_ms / 1000,
@@ -415,53 +357,23 @@ class RouterService:
 
     async def _offer(self, offer: Offer) -> None:
         handle = self._handles.get(offer.number)
-        peer = self._peers.get(offer.worker)
-        if handle is None or peer is None:
-            return  # the time-out or the expiry moves it on
+        if handle is None or offer.attempt <= handle.attempt:
+            return  # its client has gone since, or a later attempt went out meanwhile
         handle.worker, handle.attempt = offer.worker, offer.attempt
-        submission = handle.submission
-        sent = handle.sent[0] if submission.samples == 1 else []
-        await self._send(
-            peer.identity,
-            wire.OfferWire(
-                number=offer.number,
-                attempt=offer.attempt,
-                worker=offer.worker,
-                worker_epoch=offer.worker_epoch,
-                request=submission.request,
-                tenant=submission.tenant,
-                salt=submission.salt,
-                priority=submission.priority,
-                deadline_us=0,
-                tokens=submission.tokens + tuple(sent),
-                prompt_tokens=len(submission.tokens),
-                max_new_tokens=submission.generation.max_tokens - len(sent),
-                samples=submission.samples,
-                sampling=encode_generation(submission.generation),
-            ),
-        )
+        # A worker that is not heard any more does not answer; the expiry moves the request on.
+        await self._peers.send(offer.worker, handle.offer(self._epoch, offer.worker_epoch))
 
     def _offer_timed_out(self, number: int, attempt: int) -> None:
         if self._loop is not None and number in self._handles:
-            effects = self._machine.answered(number, attempt, Answer.TIMED_OUT)
-            self._watch(self._loop.create_task(self._perform(effects)))
+            self._watch(self._loop.create_task(self._time_out(number, attempt)))
+
+    async def _time_out(self, number: int, attempt: int) -> None:
+        await self._perform(self._machine.answered(number, attempt, Answer.TIMED_OUT))
 
     def _close(self, close: Close) -> None:
-        handle = self._handles.pop(close.number, None)
-        release = self._headroom.pop(close.number, None)
-        if callable(release):
-            release()
-        if handle is not None:
-            self._put(
-                handle,
-                RequestEnded(
-                    close.verdict,
-                    handle.worker,
-                    handle.attempt,
-                    handle.cached_tokens,
-                    handle.resident_tokens,
-                ),
-            )
+        handle = self._handles.pop(close.number)
+        handle.release()
+        self._put(handle, handle.ended(close.verdict))
 
     def _put(self, handle: Handle, event: Event) -> None:
         try:
@@ -470,14 +382,9 @@ class RouterService:
             # A client that does not read cannot hold memory for ever; it is treated as gone.
             while not handle.events.empty():
                 handle.events.get_nowait()
-            handle.events.put_nowait(
-                RequestEnded(Verdict.CANCELLED, handle.worker, handle.attempt, 0, 0)
-            )
+            handle.events.put_nowait(handle.ended(Verdict.CANCELLED))
             if self._loop is not None:
                 self._watch(self._loop.create_task(self.cancel(handle)))
-
-    async def _send(self, identity: bytes, message: wire.Message) -> None:
-        await self._socket.send_multipart([identity, *wire.encode(message)])
 
     # ---- log
 
@@ -492,20 +399,9 @@ class RouterService:
         """Called from the log's thread; the index belongs to the loop's."""
         if self._loop is not None:
             with contextlib.suppress(RuntimeError):  # the loop has been closed
-                self._loop.call_soon_threadsafe(self._apply, frames)
+                self._loop.call_soon_threadsafe(self._shown, frames)
 
-    def _incoming(self, submission: Submission, tokens: tuple[int, ...], sent: int) -> Incoming:
-        return Incoming(
-            request=submission.request,
-            tenant=submission.tenant,
-            priority=submission.priority,
-            deadline_us=0,
-            prompt=prompt_of(
-                tokens,
-                submission.salt,
-                self._config.worker.page_tokens,
-                self._config.worker.chunk_tokens,
-            ),
-            max_new_tokens=submission.generation.max_tokens - sent,
-            samples=submission.samples,
-        )
+    def _shown(self, frames: list[Frame]) -> None:
+        self._apply(frames)
+        for frame in frames:
+            self._shown_seq = max(self._shown_seq, shown_through(frame, CLIENT, self._epoch))

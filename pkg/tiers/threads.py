@@ -2,8 +2,9 @@
 
 Owns two threads and their bounded queues. ``read`` fetches and verifies one chunk; ``store``
 writes a captured chunk to every tier in turn, local first. Each answer comes back as a completion
-through the callback. Failures are answers, not exceptions; a tier that keeps failing is left alone
-for a while (``Breaker``).
+through the callback. A store's failures are answers, not exceptions; a tier that keeps failing is
+left alone for a while (``Breaker``). Anything else that goes wrong ends the threads and is
+``failure``.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ from dataclasses import dataclass, field
 
 from pagetrail.catalog.identity import content_id
 from pagetrail.catalog.index import StoredPart
-from pagetrail.catalog.kinds.content import Tier
 from pagetrail.controlplane.cluster.messages import Prompt
 from pagetrail.controlplane.tiers.breaker import Breaker
 from pagetrail.tiers.store import CorruptObjectError, MissingObjectError, ObjectStore, StoreError
@@ -119,9 +119,10 @@ class TierThreads:
         self._lock = threading.Lock()
         self._reads: queue.Queue[ReadJob | None] = queue.Queue(READS_MAX)
         self._stores: queue.Queue[StoreJob | None] = queue.Queue()  # bounded by staged bytes
+        self.failure: Exception | None = None
         self._threads = [
-            threading.Thread(target=self._read_loop, name="tier-read", daemon=True),
-            threading.Thread(target=self._store_loop, name="tier-store", daemon=True),
+            threading.Thread(target=self._guard, args=(loop,), name=name, daemon=True)
+            for name, loop in (("tier-read", self._read_loop), ("tier-store", self._store_loop))
         ]
         for thread in self._threads:
             thread.start()
@@ -174,6 +175,12 @@ class TierThreads:
 
     # ---- threads
 
+    def _guard(self, loop: Callable[[], None]) -> None:
+        try:
+            loop()
+        except Exception as error:  # whoever polls ``failure`` ends the process
+            self.failure = error
+
     def _read_loop(self) -> None:
         while (job := self._reads.get()) is not None:
             started_ns = time.monotonic_ns()
@@ -211,9 +218,6 @@ class TierThreads:
             for tier in sorted(self._tiers):
                 if self._write(tier, job):
                     copies.append((tier, job.key))
-            with self._lock:
-                self._staged_bytes -= len(job.payload)
-                self._staged_chunks -= 1
             self._completed(
                 ChunkStored(
                     job.tenant,
@@ -225,6 +229,9 @@ class TierThreads:
                     time.monotonic_ns() - started_ns,
                 )
             )
+            with self._lock:  # after the completion is queued: a chunk is always counted somewhere
+                self._staged_bytes -= len(job.payload)
+                self._staged_chunks -= 1
 
     def _write(self, tier: int, job: StoreJob) -> bool:
         guarded = self._tiers[tier]
@@ -239,8 +246,3 @@ class TierThreads:
         guarded.stats.writes += 1
         guarded.stats.written_bytes += len(job.payload)
         return True
-
-
-def is_local(tier: int) -> bool:
-    """Whether a worker may delete what it finds corrupt there."""
-    return tier in (Tier.RAM, Tier.SSD)
