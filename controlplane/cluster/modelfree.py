@@ -9,6 +9,7 @@ surroundings own the clock, the spool and the log.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import msgspec
 
@@ -92,6 +93,28 @@ Due = RestoreDue | DoneDue | CaptureDue | StopDue
 Later = tuple[int, Due]  # (microseconds of the logical clock, what comes due)
 
 
+class Tiers(Protocol):
+    """How the stores behind the device behave."""
+
+    def restored_tokens(self, effect: Restore, chunk_tokens: int) -> int:
+        """Tokens of the prefix that are there, verified, when a restore has ended."""
+
+    def stored_in(self, prefix: bytes, tiers: tuple[int, ...]) -> tuple[tuple[int, str], ...]:
+        """(Tier, location) of each receipt for a chunk that was written."""
+
+
+class SoundTiers:
+    """Stores that keep what they are given and give it back."""
+
+    def restored_tokens(self, effect: Restore, chunk_tokens: int) -> int:
+        """All that was asked for."""
+        return effect.tokens
+
+    def stored_in(self, prefix: bytes, tiers: tuple[int, ...]) -> tuple[tuple[int, str], ...]:
+        """Every tier has it."""
+        return tuple((tier, prefix.hex()) for tier in tiers)
+
+
 @dataclass(slots=True)
 class Counters:
     """What a run reports of one worker."""
@@ -111,6 +134,7 @@ class ModelFreeWorker:
     machine: WorkerMachine
     publisher: Publisher
     costs: DeclaredCosts
+    tiers: Tiers = field(default_factory=SoundTiers)
     counters: Counters = field(default_factory=Counters)
     _output_tokens: dict[int, int] = field(default_factory=dict)
     _accepted_us: dict[int, int] = field(default_factory=dict)
@@ -153,6 +177,8 @@ class ModelFreeWorker:
         later: list[Later] = []
         effects: list[WorkerEffect] = []
         machine = self.machine
+        if not machine.runs(due.stream):
+            return later  # it was stopped meanwhile
         match due:
             case RestoreDue():
                 self.counters.restored_tokens += due.rows
@@ -207,6 +233,8 @@ class ModelFreeWorker:
 
     def _accept(self, answered: Answered, now_us: int) -> None:
         stream = self.machine.stream_of(answered.number, answered.attempt)
+        if stream is None or stream in self._accepted_us:
+            return  # acknowledged again
         self._accepted_us[stream] = now_us
         self._output_tokens[stream] = self.machine.view.waiting[stream].queued.max_new_tokens
         self.counters.requests += 1
@@ -217,7 +245,8 @@ class ModelFreeWorker:
         )
         size = len(effect.chunks) * self.machine.start.chunk_bytes
         elapsed_ns = size * (read_ns + self.costs.upload_ns_per_mib) // MIB
-        rows = effect.tokens - effect.first_token
+        reached = self.tiers.restored_tokens(effect, self.machine.start.chunk_tokens)
+        rows = max(0, reached - effect.first_token)
         due = RestoreDue(effect.stream, rows, effect.tier, elapsed_ns)
         return now_us + elapsed_ns // 1000, due
 
@@ -240,7 +269,7 @@ class ModelFreeWorker:
     def _stored(self, prefix: bytes) -> Stored:
         # The bytes of a chunk are a function of its prefix; here the digest stands for them.
         start = self.machine.start
-        copies = tuple((tier, prefix.hex()) for tier in start.checkpoint_tiers)
+        copies = self.tiers.stored_in(prefix, start.checkpoint_tiers)
         return Stored(content_id(prefix), start.chunk_bytes, copies)
 
     def _publisher_state(self) -> PublisherState:

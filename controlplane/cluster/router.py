@@ -26,6 +26,7 @@ the time as an argument, effects are returned.
 
 from __future__ import annotations
 
+from collections.abc import Set
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Protocol
@@ -183,6 +184,23 @@ class RouterMachine:
         self._heartbeats[seen.worker] = seen
         return True
 
+    def listed(
+        self, worker: str, worker_epoch: int, running: Set[tuple[int, int]]
+    ) -> list[RouterEffect]:
+        """A worker says which attempts it runs. One that is assigned to it and missing there is
+        offered again: a worker that has ended it tells the result again, so a lost result is
+        found; otherwise it runs it after all.
+        """
+        effects: list[RouterEffect] = []
+        for live in self._open.values():
+            if (
+                live.phase is Phase.ASSIGNED
+                and (live.worker, live.worker_epoch) == (worker, worker_epoch)
+                and (live.number, live.attempt) not in running
+            ):
+                effects.append(self._offer(live))
+        return effects
+
     def retry_waiting(self) -> list[RouterEffect]:
         """Route again what waits, in order of arrival."""
         effects: list[RouterEffect] = []
@@ -293,9 +311,9 @@ class RouterMachine:
     def _route(self, live: _Live) -> list[RouterEffect]:
         self._record_observations()
         prompt = live.incoming.prompt
-        lookup, entries = look_up(self._catalog, self._start.fingerprint, prompt.chunks)
+        lookup, entries = look_up(self._catalog, self._start.fingerprint, prompt.reusable_chunks)
         workers = tuple(self._view.workers)
-        resident = self._resident.tokens(prompt.pages, workers)
+        resident = self._resident.tokens(prompt.reusable_pages, workers)
         recorded = RouteRecorded(
             lookup,
             tuple(
@@ -333,16 +351,19 @@ class RouterMachine:
         live.attempt, live.phase, live.waiting = attempt, Phase.OFFERED, False
         live.worker, live.worker_epoch = choice.worker, choice.worker_epoch
         return [
-            Offer(
-                live.number,
-                attempt,
-                choice.worker,
-                choice.worker_epoch,
-                live.incoming,
-                live.generated,
-            ),
+            self._offer(live),
             ArmOfferTimeout(live.number, attempt),
         ]
+
+    def _offer(self, live: _Live) -> Offer:
+        return Offer(
+            live.number,
+            live.attempt,
+            live.worker,
+            live.worker_epoch,
+            live.incoming,
+            live.generated,
+        )
 
     def _record_observations(self) -> None:
         """The first decision that uses a report records it."""

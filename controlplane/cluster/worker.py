@@ -94,6 +94,7 @@ from .messages import (
 
 QUEUE_MAX = 65_536
 ADMIT_SCAN_MAX = 64
+FINISHED_MAX = 4_096  # ended attempts that are remembered
 
 
 class StreamState(IntEnum):
@@ -153,6 +154,7 @@ class WorkerMachine:
     prefix: PrefixIndex = field(init=False)
     _live: dict[int, _Live] = field(default_factory=dict)
     _streams: dict[tuple[int, int], list[int]] = field(default_factory=dict)
+    _finished: dict[tuple[int, int], Ended] = field(default_factory=dict)
     _advanced: dict[int, int] = field(default_factory=dict)
     _next_stream: int = 1
     _observation: int = 0
@@ -180,9 +182,18 @@ class WorkerMachine:
         """Verified prompt rows that did not have to be computed."""
         return self._live[stream].cached_tokens
 
-    def stream_of(self, number: int, attempt: int) -> int:
-        """The stream of an attempt that has not ended."""
-        return self._streams[(number, attempt)][0]
+    def running_attempts(self) -> frozenset[tuple[int, int]]:
+        """(number, attempt) of everything that has not ended, for heartbeats."""
+        return frozenset(self._streams)
+
+    def runs(self, stream: int) -> bool:
+        """Whether a stream has not ended."""
+        return stream in self._live
+
+    def stream_of(self, number: int, attempt: int) -> int | None:
+        """The first stream of an attempt; None when it has ended."""
+        streams = self._streams.get((number, attempt))
+        return streams[0] if streams else None
 
     def attempt_of(self, stream: int) -> tuple[int, int]:
         """(number, attempt) of a stream that has not ended."""
@@ -226,10 +237,13 @@ class WorkerMachine:
     # ---- events from the router
 
     def offered(self, offer: Offer, now_us: int) -> list[WorkerEffect]:
-        """An attempt is offered. A duplicate is acknowledged again and changes nothing."""
+        """An attempt is offered. A duplicate is acknowledged again and changes nothing; of an
+        attempt that has ended the result is told again."""
         key = (offer.number, offer.attempt)
         if key in self._streams:
             return [Answered(offer.number, offer.attempt, Answer.ACCEPTED)]
+        if key in self._finished:
+            return [Answered(offer.number, offer.attempt, Answer.ACCEPTED), self._finished[key]]
         if (
             offer.worker != self.start.worker
             or offer.worker_epoch != self.start.worker_epoch
@@ -271,8 +285,12 @@ class WorkerMachine:
 
     def cancelled(self, number: int, attempt: int) -> list[WorkerEffect]:
         """An attempt is given up; capacity returns when the device has let go of it."""
+        key = (number, attempt)
+        if key not in self._streams and key not in self._finished:
+            # The offer is still on its way; it must find that it has been given up.
+            self._finish(key, Ended(number, attempt, FinishReason.CANCELLED, 0, 0, 0))
         effects: list[WorkerEffect] = []
-        for stream in list(self._streams.get((number, attempt), ())):
+        for stream in list(self._streams.get(key, ())):
             live = self._live[stream]
             if live.state is StreamState.WAITING:
                 self.decider.write([RequestDropped(stream, DropReason.CANCELLED)])
@@ -575,14 +593,14 @@ class WorkerMachine:
         streams.remove(live.stream)
         if streams:
             return []
-        del self._streams[(live.number, live.attempt)]
-        return [
-            Ended(
-                live.number,
-                live.attempt,
-                reason,
-                live.cached_tokens,
-                live.resident_tokens,
-                live.first_token_ns,
-            )
-        ]
+        key = (live.number, live.attempt)
+        del self._streams[key]
+        ended = Ended(*key, reason, live.cached_tokens, live.resident_tokens, live.first_token_ns)
+        self._finish(key, ended)
+        return [ended]
+
+    def _finish(self, key: tuple[int, int], ended: Ended) -> None:
+        """Remember how an attempt ended, as long as its messages may still be on their way."""
+        self._finished[key] = ended
+        if len(self._finished) > FINISHED_MAX:
+            del self._finished[next(iter(self._finished))]

@@ -1,0 +1,59 @@
+"""The simulated network: directed links that delay, lose, repeat, reorder and part.
+
+A message is a value and its delivery an entry on the timeline; delays vary, so messages overtake
+each other. A cut link loses what is on its way when it would arrive. A node that is down, or
+another incarnation than the one addressed, receives nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+
+from .timeline import Draw, Timeline
+
+Handler = Callable[[str, object], None]
+
+
+class NetworkFaults(msgspec.Struct, frozen=True, kw_only=True):
+    """How a link behaves when it is not cut."""
+
+    delay_us_min: int = 200
+    delay_us_max: int = 3_000
+    lost_ppm: int = 0
+    repeated_ppm: int = 0
+
+
+class Network:
+    """Links between named nodes."""
+
+    def __init__(self, timeline: Timeline, draw: Draw, faults: NetworkFaults) -> None:
+        self.faults = faults
+        self.cut: set[tuple[str, str]] = set()
+        self._timeline = timeline
+        self._draw = draw
+        self._handlers: dict[str, Handler] = {}
+
+    def attach(self, node: str, handler: Handler) -> None:
+        """A node is up and hears."""
+        self._handlers[node] = handler
+
+    def detach(self, node: str) -> None:
+        """A node is down."""
+        self._handlers.pop(node, None)
+
+    def send(self, sender: str, receiver: str, message: object) -> None:
+        """Send a message; it may arrive never, once or twice."""
+        faults = self.faults
+        if self._draw.ppm(faults.lost_ppm):
+            return
+        copies = 2 if self._draw.ppm(faults.repeated_ppm) else 1
+        for _ in range(copies):
+            delay_us = self._draw.between(faults.delay_us_min, faults.delay_us_max)
+            self._timeline.after(delay_us, lambda: self._arrive(sender, receiver, message))
+
+    def _arrive(self, sender: str, receiver: str, message: object) -> None:
+        handler = self._handlers.get(receiver)
+        if handler is not None and (sender, receiver) not in self.cut:
+            handler(sender, message)
