@@ -13,6 +13,7 @@ _BENCHES = {
     "catalog": "look-ups, compiled rules and closures",
     "log": "appends, acknowledgements and recovery of the log",
     "pages": "hashing, look-up, allocation and eviction of pages",
+    "replay": "decisions derived again, and bytes a decision",
 }
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
+from pagetrail.commands.facts_export import export
 from pagetrail.commands.facts_follow import follow
 from pagetrail.commands.facts_print import kind_ids, print_fact
 from pagetrail.commands.facts_query import query
@@ -27,7 +28,7 @@ def command() -> None:
     """Look into the log of a run."""
 
 
-for subcommand in (follow, query):
+for subcommand in (export, follow, query):
     command.add_command(subcommand)
 
 

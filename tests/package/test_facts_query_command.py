@@ -10,6 +10,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from click.testing import CliRunner, Result
+from pyarrow import parquet
 
 from pagetrail.catalog.facts import fact
 from pagetrail.catalog.kinds.content import Demand, Tier
@@ -138,3 +139,33 @@ def test_a_directory_without_a_log_is_refused_and_no_replica_is_made(tmp_path: P
     assert answer.exit_code == 2
     assert "holds no log" in answer.stderr
     assert not database.exists()
+
+
+@pytest.mark.parametrize("form", ["parquet", "arrow", "jsonl"])
+def test_export_writes_every_fact_once_and_never_over_a_file(
+    log: Path, tmp_path: Path, form: str
+) -> None:
+    out = tmp_path / "facts"
+    arguments = ["facts", "export", str(out), "--log", str(log), "--format", form]
+    answer = CliRunner().invoke(main, arguments)
+    assert answer.exit_code == 0, answer.output
+    assert answer.stdout == f"4 facts written to {out}\n"
+    if form == "jsonl":
+        found = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
+    elif form == "arrow":
+        found = pa.ipc.open_file(str(out)).read_all().to_pylist()
+    else:
+        found = parquet.read_table(out).to_pylist()
+    assert [row["seq"] for row in found] == [0, 1, 2, 3]
+    assert [row["kind_name"] for row in found] == ["writer_epoch_started"] + ["demand"] * 3
+    again = CliRunner().invoke(main, arguments)
+    assert again.exit_code == 2
+    assert "exists" in again.stderr
+
+
+def test_export_of_no_log_writes_nothing(tmp_path: Path) -> None:
+    out = tmp_path / "facts"
+    answer = CliRunner().invoke(main, ["facts", "export", str(out), "--log", str(tmp_path)])
+    assert answer.exit_code == 2
+    assert "holds no log" in answer.stderr
+    assert not out.exists()
