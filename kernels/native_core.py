@@ -107,4 +107,7 @@ def load(library: Path) -> ctypes.CDLL:
 
 def address(array: npt.NDArray[np.generic] | None) -> int | None:
     """Where the array's first element lies; None for None."""
-    return None if array is None else array.ctypes.data
+    if array is None:
+        return None
+    data: int = array.__array_interface__["data"][0]
+    return data

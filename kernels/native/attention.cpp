@@ -48,7 +48,7 @@ struct Attention {
 
 namespace {
 
-constexpr int64_t SPAN = 256, TILE = 16, ITEM_FIELDS = 6;
+constexpr int64_t SPAN = 256, TILE = 16, TILES_AT_ONCE = 4, WIDEN_AT_ONCE = 16, ITEM_FIELDS = 6;
 constexpr float LOG2E = 1.4426950408889634f;
 constexpr float MINUS_INFINITY = -std::numeric_limits<float>::infinity();
 
@@ -87,14 +87,16 @@ class ItemRun {
         : a_(a), kv_head_(kv_head), group_(a.q_heads / a.kv_heads), row0_(item[1]),
           rows_(item[2]), lo_(item[3]), hi_(item[4]), slot_(item[5]) {
         const int64_t seq = item[0];
+        while (int64_t(1) << page_shift_ < a.page_tokens) page_shift_++;
         kv_len_ = a.kv_len[seq];
         base_ = a.kv_base[seq];
-        pages_ = a.page_ids + a.page_indptr[seq] - base_ / a.page_tokens;
+        pages_ = a.page_ids + a.page_indptr[seq] - (base_ >> page_shift_);
         first_position_ = kv_len_ - a.q_indptr[seq + 1] + row0_;
         lines_ = rows_ * group_;
         depth_ = a.keys[0].width + (a.key_slabs > 1 ? a.keys[1].width : 0);
         width_ = padded(a.values.width);
-        const int64_t need = lines_ * (depth_ + SPAN + 2 * width_ + 4) + TILE * (depth_ + width_) + 64;
+        const int64_t need = lines_ * (depth_ + SPAN + 2 * width_ + 4) +
+                             std::max(TILES_AT_ONCE * TILE * depth_, SPAN * width_);
         if (int64_t(scratch.size()) < need) scratch.resize(size_t(need));
         float* at = scratch.data();
         q_ = at, at += lines_ * depth_;
@@ -105,7 +107,7 @@ class ItemRun {
         sums_ = at, at += lines_;
         span_tops_ = at, at += lines_;
         span_sums_ = at, at += lines_;
-        tile_ = at, at += TILE * std::max(depth_, width_);
+        widened_ = at;
     }
 
     void run() {
@@ -143,36 +145,49 @@ class ItemRun {
         return std::max(base_, a_.window > 0 ? high(row) - a_.window : int64_t(0));
     }
     const T* row_at(const Slab& slab, int64_t position) const {
+        const int64_t offset = position & (a_.page_tokens - 1);
         return static_cast<const T*>(slab.base) +
-               int64_t(pages_[position / a_.page_tokens]) * slab.page_stride +
-               position % a_.page_tokens * slab.token_stride + kv_head_ * slab.head_stride;
+               int64_t(pages_[position >> page_shift_]) * slab.page_stride +
+               offset * slab.token_stride + kv_head_ * slab.head_stride;
     }
 
     void run_span(int64_t span) {
         const int64_t from = std::max(lo_, span), to = std::min(hi_, span + SPAN);
         if (from >= to) return;
-        for (int64_t tile = from / TILE * TILE; tile < to; tile += TILE) score_tile(span, tile);
+        for (int64_t tile = from / TILE * TILE; tile < to; tile += TILES_AT_ONCE * TILE)
+            score_tiles(span, tile, std::min(TILES_AT_ONCE, (to - tile + TILE - 1) / TILE));
         for (int64_t row = 0; row < rows_; row++)
             for (int64_t g = 0; g < group_; g++) soften(span, from, to, row, row * group_ + g);
         std::fill(span_o_, span_o_ + lines_ * width_, 0.0f);
-        for (int64_t tile = from / TILE * TILE; tile < to; tile += TILE)
-            weigh_tile(span, tile, from, to);
+        weigh_span(span, from, to);
         for (int64_t line = 0; line < lines_; line++)
             if (span_sums_[line] != 0.0f)
                 fold(o_ + line * width_, tops_ + line, sums_ + line, span_o_ + line * width_,
                      span_tops_[line], span_sums_[line], width_);
     }
 
-    void score_tile(int64_t span, int64_t tile) {
-        const int64_t from = std::max(tile, base_), to = std::min(tile + TILE, kv_len_);
-        int64_t done = 0;
-        for (int64_t s = 0; s < a_.key_slabs; s++) {
-            const Slab& slab = a_.keys[s];
-            pack_keys(slab, tile, from, to, tile_ + done * TILE);
-            done += slab.width;
+    // Asks for rows that will be read soon: pages lie anywhere, so no hardware foresees them.
+    void prefetch(const Slab& slab, int64_t from, int64_t to) const {
+        constexpr int64_t line = 64 / int64_t(sizeof(T));
+        for (int64_t j = std::max(from, base_); j < std::min(to, hi_); j++) {
+            const T* row = row_at(slab, j);
+            for (int64_t i = 0; i < slab.width; i += line) __builtin_prefetch(row + i);
         }
-        product_rows<F32>(q_, depth_, tile_, TILE, depth_, scores_ + (tile - span), SPAN, lines_,
-                          true);
+    }
+
+    void score_tiles(int64_t span, int64_t tile, int64_t tiles) {
+        const int64_t from = std::max(tile, base_), to = std::min(tile + tiles * TILE, kv_len_);
+        for (int64_t t = 0; t < tiles; t++) {
+            int64_t done = 0;
+            for (int64_t s = 0; s < a_.key_slabs; s++) {
+                const Slab& slab = a_.keys[s];
+                prefetch(slab, tile + (t + 1) * TILE, tile + (t + 2) * TILE);
+                pack_keys(slab, tile + t * TILE, from, to, widened_ + (t * depth_ + done) * TILE);
+                done += slab.width;
+            }
+        }
+        product_panels<F32>(q_, depth_, widened_, TILE, depth_ * TILE, tiles, depth_,
+                            scores_ + (tile - span), SPAN, lines_);
     }
 
     // out[element][key of the tile], zero where the tile reaches past the retained rows.
@@ -180,16 +195,18 @@ class ItemRun {
         const T* rows[TILE];
         for (int64_t j = 0; j < TILE; j++)
             rows[j] = tile + j >= from && tile + j < to ? row_at(slab, tile + j) : nullptr;
-        int64_t i = 0;
-        for (; i + LANES <= slab.width; i += LANES)
-            for (int64_t half = 0; half < TILE; half += LANES) {
+        // Eight rows at a time, each from end to end: rows of other keys often lie a power of two
+        // apart, and more of them at once would push each other out of the nearest cache.
+        const int64_t whole = slab.width / LANES * LANES;
+        for (int64_t half = 0; half < TILE; half += LANES)
+            for (int64_t i = 0; i < whole; i += LANES) {
                 v8 block[LANES];
                 for (int64_t j = 0; j < LANES; j++)
                     block[j] = rows[half + j] ? S::load8(rows[half + j] + i) : set1(0.0f);
                 transpose8(block);
                 for (int64_t j = 0; j < LANES; j++) store8(out + (i + j) * TILE + half, block[j]);
             }
-        for (; i < slab.width; i++)
+        for (int64_t i = whole; i < slab.width; i++)
             for (int64_t j = 0; j < TILE; j++)
                 out[i * TILE + j] = rows[j] ? S::load(rows[j][i]) : 0.0f;
     }
@@ -226,54 +243,60 @@ class ItemRun {
         span_sums_[line] = sum_lanes(sum);
     }
 
-    void weigh_tile(int64_t span, int64_t tile, int64_t from, int64_t to) {
-        // Rows that see the whole tile are neighbours: both bounds rise with the row.
-        int64_t row = 0;
-        while (row < rows_) {
-            const int64_t a = std::max({tile, from, low(row)});
-            const int64_t b = std::min({tile + TILE, to, high(row)});
-            if (a >= b) {
-                row++;
-                continue;
-            }
-            int64_t end = row + 1;
-            while (end < rows_ && std::max({tile, from, low(end)}) == a &&
-                   std::min({tile + TILE, to, high(end)}) == b)
-                end++;
-            weigh(span, a, b, row * group_, (end - row) * group_);
-            row = end;
+    // Keys of the span in rising order: first those before the range that all rows share, row by
+    // row, then that range for all lines at once, then those after it.
+    void weigh_span(int64_t span, int64_t from, int64_t to) {
+        int64_t first = from, last = to;  // the shared range
+        for (int64_t row = 0; row < rows_; row++) {
+            first = std::max(first, low(row));
+            last = std::min(last, high(row));
+        }
+        const bool widened = lines_ > ROWS;  // once for the span, as several blocks read it
+        if (widened) widen_values(std::max(from, base_), std::min(to, kv_len_), span);
+        if (first >= last) first = last = to;  // nothing is shared
+        for (int64_t row = 0; row < rows_; row++)
+            weigh(span, std::max(from, low(row)), std::min(first, high(row)), row * group_, group_,
+                  widened);
+        weigh(span, first, last, 0, lines_, widened);
+        if (last < to)
+            for (int64_t row = 0; row < rows_; row++)
+                weigh(span, last, std::min(to, high(row)), row * group_, group_, widened);
+    }
+
+    // Values of keys [from, to) as fp32, side by side, at widened_ + (key - origin) * width_.
+    void widen_values(int64_t from, int64_t to, int64_t origin) {
+        for (int64_t j = from; j < to; j++) {
+            prefetch(a_.values, j + TILE, j + TILE + 1);
+            const T* v = row_at(a_.values, j);
+            float* out = widened_ + (j - origin) * width_;
+            int64_t i = 0;
+            for (; i + LANES <= a_.values.width; i += LANES) store8(out + i, S::load8(v + i));
+            for (; i < a_.values.width; i++) out[i] = S::load(v[i]);
+            for (; i < width_; i++) out[i] = 0.0f;
         }
     }
 
-    // O[line] += sum over keys [a, b), which lie in one tile, of p[line][key] V[key].
-    void weigh(int64_t span, int64_t a, int64_t b, int64_t line, int64_t lines) {
-        const float* p = scores_ + line * SPAN + (a - span);
+    // O[line] += sum over keys [a, b) of p[line][key] V[key], key by key.
+    void weigh(int64_t span, int64_t a, int64_t b, int64_t line, int64_t lines, bool widened) {
+        const float* p = scores_ + line * SPAN - span;
         float* o = span_o_ + line * width_;
-        const bool in_one_page = a / a_.page_tokens == (b - 1) / a_.page_tokens;
-        if (in_one_page && width_ == a_.values.width && (sizeof(T) == 4 || lines <= ROWS)) {
-            const T* v = row_at(a_.values, a);
-            for (int64_t i = 0; i < width_; i += PANEL)
-                product_rows<S>(p, SPAN, v + i, a_.values.token_stride, b - a, o + i, width_, lines,
-                                false);
-            return;
+        while (a < b) {
+            const int64_t end = widened ? b : std::min(b, a + WIDEN_AT_ONCE);
+            const int64_t origin = widened ? span : a;
+            if (!widened) widen_values(a, end, origin);
+            product_panels<F32>(p + a, SPAN, widened_ + (a - origin) * width_, width_, PANEL,
+                                width_ / PANEL, end - a, o, width_, lines, false);
+            a = end;
         }
-        for (int64_t j = a; j < b; j++) {
-            const T* v = row_at(a_.values, j);
-            float* to = tile_ + (j - a) * width_;
-            int64_t i = 0;
-            for (; i + LANES <= a_.values.width; i += LANES) store8(to + i, S::load8(v + i));
-            for (; i < a_.values.width; i++) to[i] = S::load(v[i]);
-            for (; i < width_; i++) to[i] = 0.0f;
-        }
-        for (int64_t i = 0; i < width_; i += PANEL)
-            product_rows<F32>(p, SPAN, tile_ + i, width_, b - a, o + i, width_, lines, false);
     }
 
     const Attention& a_;
     const int64_t kv_head_, group_, row0_, rows_, lo_, hi_, slot_;
     int64_t kv_len_, base_, first_position_, lines_, depth_, width_;
     const int32_t* pages_;
-    float *q_, *scores_, *span_o_, *o_, *tops_, *sums_, *span_tops_, *span_sums_, *tile_;
+    int page_shift_ = 0;
+    // widened_: keys of a few tiles, transposed; then values of a span. Never both at once.
+    float *q_, *scores_, *span_o_, *o_, *tops_, *sums_, *span_tops_, *span_sums_, *widened_;
 };
 
 void merge_row(const Attention& a, int64_t row, std::vector<float>& scratch) {

@@ -89,10 +89,14 @@ void rows_of(const Linear& l, const typename B::T* w, int64_t row, int64_t rows,
         case 6: return panels_of<B, 6, 1>(l, w, row, first, last);
         default: break;
     }
+    if (rows < 2 * ROWS) {  // two even halves keep more sums in flight than six and a rest
+        rows_of<B>(l, w, row, (rows + 1) / 2, first, last);
+        return rows_of<B>(l, w, row + (rows + 1) / 2, rows / 2, first, last);
+    }
     for (int64_t panel = first; panel < last; panel++) {
         int64_t m = 0;
-        for (; m + ROWS <= rows; m += ROWS) block<B, ROWS, 1>(l, w, row + m, panel);
-        if (m < rows) rows_of<B>(l, w, row + m, rows - m, panel, panel + 1);
+        for (; m + 2 * ROWS <= rows; m += ROWS) block<B, ROWS, 1>(l, w, row + m, panel);
+        rows_of<B>(l, w, row + m, rows - m, panel, panel + 1);
     }
 }
 

@@ -42,18 +42,32 @@ inline void product(const float* a, int64_t lda, const typename B::T* b, int64_t
             for (int h = 0; h < 2; h++) store8(c + m * ldc + p * PANEL + h * LANES, acc[m][p][h]);
 }
 
-// Rows in blocks of at most ROWS against one panel.
+// Rows against panels, in blocks that keep enough sums in flight to hide their latency.
+template <class B, int MR, int NP>
+inline void panels_of(const float* a, int64_t lda, const typename B::T* b, int64_t ldb,
+                      int64_t panel_step, int64_t panels, int64_t depth, float* c, int64_t ldc,
+                      bool fresh) {
+    int64_t p = 0;
+    for (; p + NP <= panels; p += NP)
+        product<B, MR, NP>(a, lda, b + p * panel_step, ldb, panel_step, depth, c + p * PANEL, ldc,
+                           fresh);
+    for (; p < panels; p++)
+        product<B, MR, 1>(a, lda, b + p * panel_step, ldb, panel_step, depth, c + p * PANEL, ldc,
+                          fresh);
+}
+
 template <class B>
-inline void product_rows(const float* a, int64_t lda, const typename B::T* b, int64_t ldb,
-                         int64_t depth, float* c, int64_t ldc, int64_t rows, bool fresh) {
+inline void product_panels(const float* a, int64_t lda, const typename B::T* b, int64_t ldb,
+                           int64_t panel_step, int64_t panels, int64_t depth, float* c,
+                           int64_t ldc, int64_t rows, bool fresh = true) {
     for (; rows >= ROWS; rows -= ROWS, a += ROWS * lda, c += ROWS * ldc)
-        product<B, ROWS, 1>(a, lda, b, ldb, 0, depth, c, ldc, fresh);
+        panels_of<B, ROWS, 1>(a, lda, b, ldb, panel_step, panels, depth, c, ldc, fresh);
     switch (rows) {
-        case 5: return product<B, 5, 1>(a, lda, b, ldb, 0, depth, c, ldc, fresh);
-        case 4: return product<B, 4, 1>(a, lda, b, ldb, 0, depth, c, ldc, fresh);
-        case 3: return product<B, 3, 1>(a, lda, b, ldb, 0, depth, c, ldc, fresh);
-        case 2: return product<B, 2, 1>(a, lda, b, ldb, 0, depth, c, ldc, fresh);
-        case 1: return product<B, 1, 1>(a, lda, b, ldb, 0, depth, c, ldc, fresh);
+        case 5: return panels_of<B, 5, 1>(a, lda, b, ldb, panel_step, panels, depth, c, ldc, fresh);
+        case 4: return panels_of<B, 4, 1>(a, lda, b, ldb, panel_step, panels, depth, c, ldc, fresh);
+        case 3: return panels_of<B, 3, 2>(a, lda, b, ldb, panel_step, panels, depth, c, ldc, fresh);
+        case 2: return panels_of<B, 2, 2>(a, lda, b, ldb, panel_step, panels, depth, c, ldc, fresh);
+        case 1: return panels_of<B, 1, 4>(a, lda, b, ldb, panel_step, panels, depth, c, ldc, fresh);
         default: return;
     }
 }

@@ -83,8 +83,15 @@ void pt_rope(void* pool, float* x, int64_t ldx, int64_t rows, int64_t heads, int
                 for (int64_t i = 0; i < half; i++) first[i] = v[2 * i], second[i] = v[2 * i + 1];
                 for (int64_t i = 0; i < half; i++) v[i] = first[i], v[half + i] = second[i];
             }
-            for (int64_t i = 0; i < half; i += LANES) {
-                const int64_t n = half - i < LANES ? half - i : LANES;
+            int64_t i = 0;
+            for (; i + LANES <= half; i += LANES) {
+                const v8 a = load8(v + i), b = load8(v + half + i);
+                const v8 cc = load8(c + i), ss = load8(s + i);
+                store8(v + i, a * cc - b * ss);
+                store8(v + half + i, b * cc + a * ss);
+            }
+            if (i < half) {
+                const int64_t n = half - i;
                 const v8 a = load_first(v + i, n), b = load_first(v + half + i, n);
                 const v8 cc = load_first(c + i, n), ss = load_first(s + i, n);
                 store_first(v + i, a * cc - b * ss, n);

@@ -79,7 +79,9 @@ def gqa(
     ):
         if norm is not None:
             device.rms_norm(part, heads, norm, step.norm_plus, step.eps, part)
-        device.rope(part, heads, width, 0, step.positions, tables)
+    # Queries and keys stand side by side, head after head.
+    both = rows[:, :k_end]
+    device.rope(both, spec.q_heads + spec.kv_heads, width, 0, step.positions, tables)
     device.append(pools[0], layer, k, batch.slots)
     device.append(pools[1], layer, v, batch.slots)
     out = step.work.rows("attended", len(x), q_end)
