@@ -58,7 +58,7 @@ _ARROW = {
     Form.BOOLEAN: pa.bool_(),
     Form.MSGPACK: pa.binary(),
 }
-_PYTHON = {Form.BYTES: bytes, Form.TEXT: str, Form.BOOLEAN: bool}
+_PYTHON = {Form.INTEGER: int, Form.BYTES: bytes, Form.TEXT: str, Form.BOOLEAN: bool}
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,34 +98,28 @@ def kind_table(
     columns: Sequence[BodyColumn],
 ) -> pa.Table:
     """Facts of one kind as a table; ``registers`` are those of each fact's transaction."""
-    envelope: dict[str, list[Any]] = {name: [] for name in _ENVELOPE.names}
-    values: list[list[Any]] = [[] for _ in columns]
-    for fact, changes in zip(facts, registers, strict=True):
-        first = fact.index == 0
-        back = _cause_back(fact) if first else None
-        causes = _ENCODER.encode(fact.causes) if first and fact.causes and back is None else None
-        body = bytes(fact.body)
-        cells = _cells(body, columns)
-        row = (
-            fact.seq,
-            fact.tx,
-            fact.t_us,
-            fact.writer_epoch,
-            fact.client,
-            fact.client_epoch,
-            fact.client_seq,
-            fact.op,
-            fact.schema_v,
-            back,
-            causes,
-            _ENCODER.encode(changes) if first and changes else None,
-            body if cells is None else None,
-        )
-        for name, value in zip(_ENVELOPE.names, row, strict=True):
-            envelope[name].append(value)
-        for column, value in zip(values, cells or [None] * len(columns), strict=True):
-            column.append(value)
-    arrays = [pa.array(envelope[field.name], field.type) for field in _ENVELOPE]
+    bodies = [bytes(fact.body) for fact in facts]
+    values, whole = _body_values(bodies, columns)
+    rows = zip(
+        *(
+            (
+                fact.seq,
+                fact.tx,
+                fact.t_us,
+                fact.writer_epoch,
+                fact.client,
+                fact.client_epoch,
+                fact.client_seq,
+                fact.op,
+                fact.schema_v,
+                *(_links(fact, changes) if fact.index == 0 else (None, None, None)),
+                body,
+            )
+            for fact, changes, body in zip(facts, registers, whole, strict=True)
+        ),
+        strict=True,
+    )
+    arrays = [pa.array(v, f.type) for v, f in zip(rows, _ENVELOPE, strict=True)]
     arrays += [pa.array(v, _ARROW[c.form]) for v, c in zip(values, columns, strict=True)]
     fields = [*_ENVELOPE, *(pa.field(c.column, _ARROW[c.form]) for c in columns)]
     return pa.Table.from_arrays(arrays, schema=pa.schema(fields))
@@ -197,26 +191,55 @@ def _form_of(kind: msgspec.inspect.Type) -> Form:
     return Form.MSGPACK
 
 
-def _cells(body: bytes, columns: Sequence[BodyColumn]) -> list[Any] | None:
-    """The body's fields, or None when they would not give its bytes back."""
+def _body_values(
+    bodies: Sequence[bytes], columns: Sequence[BodyColumn]
+) -> tuple[list[list[Any]], list[bytes | None]]:
+    """(values of each column, bodies kept whole): a body is in its columns or whole, never both."""
+    rows = [_fields_of(body, len(columns)) for body in bodies]
+    for place, column in enumerate(columns):
+        if column.form is not Form.MSGPACK and not _all_fit(rows, place, column.form):
+            rows = [
+                row if row is not None and _fits(row[place], column.form) else None for row in rows
+            ]
+    values = []
+    for place, column in enumerate(columns):
+        cells = [None if row is None else row[place] for row in rows]
+        if column.form is Form.MSGPACK:
+            encode = _ENCODER.encode
+            cells = [
+                None if row is None else encode(cell) for row, cell in zip(rows, cells, strict=True)
+            ]
+        values.append(cells)
+    whole = [body if row is None else None for body, row in zip(bodies, rows, strict=True)]
+    return values, whole
+
+
+def _fields_of(body: bytes, count: int) -> list[Any] | None:
+    """The body's fields when it is an array of ``count`` in its canonical form, else None."""
     try:
         fields = msgspec.msgpack.decode(body)
     except (msgspec.MsgspecError, UnicodeDecodeError):
         return None
-    if not isinstance(fields, list) or len(fields) != len(columns) or not columns:
+    if type(fields) is not list or len(fields) != count or not count:
         return None
-    if _ENCODER.encode(fields) != body:
-        return None
-    for place, column in enumerate(columns):
-        value = fields[place]
-        if column.form is Form.MSGPACK:
-            fields[place] = _ENCODER.encode(value)
-        elif value is not None and not _fits(value, column.form):
-            return None
-    return fields
+    return fields if _ENCODER.encode(fields) == body else None
+
+
+def _all_fit(rows: Sequence[list[Any] | None], place: int, form: Form) -> bool:
+    """Whether every value of a column fits, found out without a call per value."""
+    values = [row[place] for row in rows if row is not None and row[place] is not None]
+    if not set(map(type, values)) <= {_PYTHON[form]}:
+        return False
+    return (
+        form is not Form.INTEGER
+        or not values
+        or (min(values) >= _INT64_MIN and max(values) <= _INT64_MAX)
+    )
 
 
 def _fits(value: Any, form: Form) -> bool:
+    if value is None:
+        return True
     if form is Form.INTEGER:
         return type(value) is int and _INT64_MIN <= value <= _INT64_MAX
     return type(value) is _PYTHON[form]
@@ -226,6 +249,18 @@ def _body(fields: list[Any], packed: Sequence[int]) -> bytes:
     for place in packed:
         fields[place] = msgspec.Raw(fields[place])
     return _ENCODER.encode(fields)
+
+
+def _links(
+    fact: Fact, changes: tuple[CompareAndSet, ...]
+) -> tuple[int | None, bytes | None, bytes | None]:
+    """(cause_back, causes, compare_and_set) of a transaction's first fact."""
+    back = _cause_back(fact) if fact.causes else None
+    return (
+        back,
+        _ENCODER.encode(fact.causes) if fact.causes and back is None else None,
+        _ENCODER.encode(changes) if changes else None,
+    )
 
 
 def _cause_back(fact: Fact) -> int | None:
