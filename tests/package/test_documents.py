@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import msgspec
@@ -71,3 +72,16 @@ def test_commands_md_has_every_command_of_the_page_owner(texts: dict[str, str]) 
         _, heading, section = text.partition(f"\n### {names[struct]}\n")
         assert heading
         assert "What the page owner does:" in section.partition("\n### ")[0]
+
+
+def test_the_process_map_names_settings_and_defaults_that_exist() -> None:
+    text = (DOCS / "process-map.md").read_text(encoding="utf-8")
+    fields = {field.name: field for field in all_fields()}
+    sections = {field.section for field in all_fields()}
+    named = [n for n in re.findall(r"`([a-z]+\.[a-z_]+)`", text) if n.split(".")[0] in sections]
+    assert len(named) > 5
+    assert [name for name in named if name not in fields] == []
+    for row in text.splitlines():
+        cells = [cell.strip().strip("`") for cell in row.split("|")]
+        if len(cells) > 4 and cells[1] in fields:
+            assert cells[4] == fields[cells[1]].default
