@@ -4,9 +4,10 @@
 comes first, then repair, then prefill; within a phase -priority, deadline, arrival, stream number
 decide, which is a total order. Decode takes one row (and its drafts), prefill and repair take
 ``min(budget left, rows left, tile)``. When prefill waits, ``prefill_rows_min`` rows and one
-sequence are kept for it, so a full house of decodes cannot starve it; a stream that was passed
-over for ``parked_steps_max`` steps goes to the front of its phase, so no stream starves another. A
-stream that cannot run is passed over and the next is tried.
+sequence are kept for it, so a full house of decodes cannot starve it; streams that were passed
+over for ``parked_steps_max`` steps go to the front of their phase, longest wait first whatever
+their priority, so no stream starves another. A stream that cannot run is passed over and the next
+is tried.
 
 Lanes are row ranges of the step: a stream keeps its lane as long as it is selected; holes are
 filled in order. Plans are no facts; ``FlightRecorder`` keeps the newest ones, with their inputs,
@@ -109,7 +110,7 @@ def plan(work: Sequence[Work], lanes: Sequence[int], budgets: Budgets) -> Plan:
         work,
         key=lambda item: (
             item.phase,
-            item.parked_steps < parked_max,
+            -item.parked_steps if item.parked_steps >= parked_max else 0,
             -item.priority,
             item.deadline_us or NO_DEADLINE,
             item.arrival_us,
