@@ -74,6 +74,19 @@ class Parameters:
         return parameter(self.numbers[name], self.types[name])
 
 
+@dataclass(frozen=True, slots=True)
+class _Test:
+    """A comparison of terms that may be undefined; ``sql`` is then NULL."""
+
+    sql: str
+    equality: bool
+
+    @property
+    def lenient(self) -> str:
+        """Holds also where undefined: such a binding is left to the guard."""
+        return f"coalesce({self.sql}, true)"
+
+
 @dataclass(slots=True)
 class _Body:
     """The body of one rule while it is being translated."""
@@ -81,9 +94,17 @@ class _Body:
     environment: dict[str, Expression] = field(default_factory=dict)
     tables: list[str] = field(default_factory=list)
     where: list[str] = field(default_factory=list)
+    tests: list[_Test] = field(default_factory=list)
     partial: dict[str, None] = field(default_factory=dict)
     keyed: list[tuple[Atom, tuple[tuple[int, ...], ...]]] = field(default_factory=list)
     assigned: list[tuple[str, Term]] = field(default_factory=list)
+
+    def test(self, left: Expression, operator: str, right: Expression) -> None:
+        """Demand a comparison."""
+        if left.partial or right.partial:
+            self.tests.append(_Test(f"{left.safe} {operator} {right.safe}", operator == "="))
+        else:
+            self.where.append(f"{left.sql} {operator} {right.sql}")
 
 
 class RuleTranslator:
@@ -132,11 +153,9 @@ class RuleTranslator:
         for comparison in self._assign(rule, body):
             left = self._term(comparison.left, body, rule)
             right = self._term(comparison.right, body, rule)
-            sql = _SQL_COMPARE.get(comparison.operator, comparison.operator.value)
-            body.where.append(_condition(f"{left.sql} {sql} {right.sql}", left, right))
+            body.test(left, _SQL_COMPARE.get(comparison.operator, comparison.operator.value), right)
         for column, argument in computed:
-            value = self._term(argument, body, rule)
-            body.where.append(_condition(f"{column} = {value.sql}", value))
+            body.test(Expression(column), "=", self._term(argument, body, rule))
         for i in tested:
             body.where.append(self._exists(positive[i], sources[i], body, rule))
         for atom in rule.atoms(negated=True):
@@ -206,15 +225,28 @@ class RuleTranslator:
     ) -> str:
         """SELECT the outputs over the body, with the guard against undefined bindings."""
         columns = ", ".join(f"{e.safe} AS {name}" for name, e in outputs.items())
-        tail = f" FROM {', '.join(body.tables)}" if body.tables else ""
-        tail += f" WHERE {' AND '.join(body.where)}" if body.where else ""
+        tables = f" FROM {', '.join(body.tables)}" if body.tables else ""
         word = "SELECT DISTINCT" if distinct else "SELECT"
         if not body.partial:
-            return f"{word} {columns}{tail}"
+            return f"{word} {columns}{tables}{_where(body.where)}"
         undefined = " OR ".join(f"TRY({sql}) IS NULL" for sql in body.partial)
         guard = f"CASE WHEN {undefined} THEN CAST({fault(number)} AS BOOLEAN) ELSE true END"
         names = ", ".join(outputs)
-        return f"{word} {names} FROM (SELECT {columns}, {guard} AS defined{tail}) WHERE defined"
+        lenient = [*body.where, *(test.lenient for test in body.tests)]
+
+        def guarded(*more: str) -> str:
+            inner = f"SELECT {columns}, {guard} AS defined{tables}{_where([*lenient, *more])}"
+            return f"{names} FROM ({inner}) WHERE defined"
+
+        if not any(test.equality for test in body.tests):
+            return f"{word} {guarded()}"
+        # A lenient equality cannot drive a hash join, and Y = X + 1 must: the defined bindings
+        # are joined strictly, and each undefined term is looked for in a branch of its own.
+        strict = [*body.where, *(test.sql for test in body.tests)]
+        strict += [f"TRY({sql}) IS NOT NULL" for sql in body.partial]
+        branches = [f"SELECT {columns}{tables}{_where(strict)}"]
+        branches += [f"SELECT {guarded(f'TRY({sql}) IS NULL')}" for sql in body.partial]
+        return f"{word} {names} FROM ({' UNION ALL '.join(branches)})"
 
     def _aggregate(self, rule: Rule, number: int, body: _Body) -> str:
         named = set(body.environment)
@@ -321,11 +353,8 @@ def _assignable(
     return None
 
 
-def _condition(sql: str, *sides: Expression) -> str:
-    """A condition that holds, or is undefined and left to the guard."""
-    if any(side.partial for side in sides):
-        return f"coalesce(TRY({sql}), true)"
-    return sql
+def _where(conditions: Sequence[str]) -> str:
+    return f" WHERE {' AND '.join(conditions)}" if conditions else ""
 
 
 def _unique(body: _Body, known: set[str]) -> bool:

@@ -208,6 +208,19 @@ def test_an_undefined_binding_that_nothing_rejects_is_an_error_that_names_the_ru
     assert caught.value.diagnostic.rule in rule
 
 
+def test_a_join_on_an_arithmetic_term_is_exact_with_undefined_rows_beside_it(
+    con: duckdb.DuckDBPyConnection,
+) -> None:
+    edges(con, (1, 1), (2, 0), (3, 1), (MAX, 0))
+    joined = "p(X, Y) :- e(X, _), e(Y, _), Y = X + 1"
+    with pytest.raises(EvaluationError):
+        rows(con, joined + ".")
+    assert rows(con, joined + ", X < 9.") == [(1, 2), (2, 3)]
+    assert rows(con, "p(X) :- e(X, B), e(X + B, _), B = 1.") == [(1,)]
+    assert rows(con, "p(X) :- e(X, _), not e(X + 1, _), X < 9.") == [(3,)]
+    assert rows(con, "r(1). r(Y) :- r(X), e(Y, _), Y = X + 1.") == [(1,), (2,), (3,)]
+
+
 def test_a_later_filter_never_reaches_below_the_rule_that_computes(
     con: duckdb.DuckDBPyConnection,
 ) -> None:
