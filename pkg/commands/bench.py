@@ -11,9 +11,11 @@ from pagetrail.names import unknown_name
 
 _BENCHES = {
     "catalog": "look-ups, compiled rules and closures",
+    "kernels": "paged attention and products on the CPU",
     "log": "appends, acknowledgements and recovery of the log",
     "pages": "hashing, look-up, allocation and eviction of pages",
     "replay": "decisions derived again, and bytes a decision",
+    "serve": "a real model through pages: prefill and decode",
 }
 
 

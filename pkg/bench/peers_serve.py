@@ -1,0 +1,68 @@
+"""Runs one peer engine over given prompts; a script for the peer's own interpreter.
+
+Reads one JSON order on standard input, writes one JSON object of tokens a second on the last line
+of standard output. Imports nothing of pagetrail: the peer's environment does not have it.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from typing import Any
+
+
+def main() -> None:
+    order = json.load(sys.stdin)
+    run = {"transformers": transformers_figures, "vllm": vllm_figures}[order["peer"]]
+    print(json.dumps(run(order)))
+
+
+def transformers_figures(order: dict[str, Any]) -> dict[str, float]:
+    """Contiguous cache, SDPA; all prompts of a batch have one length, so nothing is padded."""
+    import torch
+    import transformers
+
+    torch.set_num_threads(order["threads"])
+    dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[order["dtype"]]
+    model = transformers.AutoModelForCausalLM.from_pretrained(order["model"], dtype=dtype)
+    model.train(False)
+    found = {}
+    for batch, prompts in order["batches"].items():
+        tokens = torch.tensor(prompts)
+        with torch.inference_mode():
+            start = time.perf_counter()
+            out = model(tokens, use_cache=True, logits_to_keep=1)
+            found[f"prefill at batch {batch}"] = tokens.numel() / (time.perf_counter() - start)
+            start = time.perf_counter()
+            for _ in range(order["new"]):
+                last = out.logits[:, -1].argmax(-1, keepdim=True)
+                out = model(last, past_key_values=out.past_key_values, use_cache=True)
+            spent = time.perf_counter() - start
+            found[f"decode at batch {batch}"] = len(prompts) * order["new"] / spent
+    return found
+
+
+def vllm_figures(order: dict[str, Any]) -> dict[str, float]:
+    """Decode is the time beyond that of the same prompts with one new token."""
+    from vllm import LLM, SamplingParams  # type: ignore[import-not-found]
+
+    dtype = {"fp32": "float32", "bf16": "bfloat16"}[order["dtype"]]
+    engine = LLM(model=order["model"], dtype=dtype, enable_prefix_caching=False)
+    found = {}
+    for batch, prompts in order["batches"].items():
+        inputs = [{"prompt_token_ids": prompt} for prompt in prompts]
+        seconds = []
+        for new in (1, 1 + order["new"]):
+            params = SamplingParams(temperature=0, max_tokens=new, min_tokens=new, ignore_eos=True)
+            start = time.perf_counter()
+            engine.generate(inputs, params, use_tqdm=False)
+            seconds.append(time.perf_counter() - start)
+        tokens = sum(map(len, prompts))
+        found[f"prefill at batch {batch}"] = tokens / seconds[0]
+        found[f"decode at batch {batch}"] = len(prompts) * order["new"] / (seconds[1] - seconds[0])
+    return found
+
+
+if __name__ == "__main__":
+    main()
