@@ -223,7 +223,7 @@ def decode_frame(raw: bytes) -> Frame:
     return Frame(header, raw, chain_of(raw))
 
 
-def decode_runs(header: FrameHeader, body: bytes) -> tuple[Run, ...]:
+def decode_runs(header: FrameHeader, body: bytes | memoryview) -> tuple[Run, ...]:
     """Decode a body and check it against the header's counts."""
     try:
         runs = _RUNS_DECODER.decode(body)
@@ -241,7 +241,7 @@ def decode_runs(header: FrameHeader, body: bytes) -> tuple[Run, ...]:
     return runs
 
 
-def outline_runs(header: FrameHeader, body: bytes) -> tuple[RunOutline, ...]:
+def outline_runs(header: FrameHeader, body: bytes | memoryview) -> tuple[RunOutline, ...]:
     """Decode only who wrote the runs of a body, for recovery."""
     try:
         return _OUTLINE_DECODER.decode(body)

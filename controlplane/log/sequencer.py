@@ -54,6 +54,9 @@ from pagetrail.controlplane.log.transactions import (
 )
 from pagetrail.controlplane.log.wire import AnswerSpan, Refusal
 
+_RUN_HEAD_BYTES = 15
+"""The longest head of a run: an array's length, an array of four, a client_seq."""
+
 
 @dataclass(frozen=True, slots=True)
 class Taken:
@@ -304,7 +307,7 @@ class Sequencer:
     def _replay_frame(self, frame: Frame) -> None:
         header = frame.header
         check_follows(header, self.position)
-        body = frame.raw[HEADER_BYTES:]
+        body = memoryview(frame.raw)[HEADER_BYTES:]
         for run in outline_runs(header, body):
             first, count = _outline_range(run)
             next_client_seq, newest = self.expected(run.client, run.client_epoch)
@@ -324,7 +327,7 @@ class Sequencer:
 
 def _outline_range(run: RunOutline) -> tuple[int, int]:
     """(first client_seq, number of transactions) without decoding the transactions."""
-    encoded = bytes(run.transactions)
+    encoded = bytes(memoryview(run.transactions)[:_RUN_HEAD_BYTES])
     count = array_length(encoded)
     at = 1 if count < 16 else 3 if count < 65_536 else 5
     # encoded[at] opens the first transaction, an array of 4 whose first item is its client_seq

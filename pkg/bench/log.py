@@ -46,7 +46,7 @@ def run(quick: bool) -> dict[str, object]:
         rows = [
             *_throughput(directory, seconds),
             _latency(directory / "latency", 300 if quick else 3_000),
-            _recovery(directory / "recovery", RECOVERY_FACTS // (20 if quick else 1)),
+            _recovery(directory / "recovery", RECOVERY_FACTS // (10 if quick else 1)),
         ]
     finally:
         shutil.rmtree(directory)
