@@ -75,6 +75,8 @@ struct Attend {
   static constexpr i32 kLines = Memory::kLines;
   static constexpr i32 kStages = Memory::kStages;
   static constexpr i32 kColumnTiles = kValueDim / (8 * kWarps);  // of one warp
+  // How far the loops below are unrolled decides whether the compiler spills; see budget.json.
+  static constexpr i32 kScoreSteps = kKeyDim <= 128 ? 4 : 2;
   static_assert(kKeyDim % 16 == 0 && kValueDim % (8 * kWarps) == 0, "widths must divide");
 
   using Output = float[RowTiles][kColumnTiles][4];
@@ -215,7 +217,7 @@ struct Attend {
     for (i32 r = 0; r < RowTiles; r++)
 #pragma unroll
       for (i32 i = 0; i < 4; i++) scores[r][0][i] = scores[r][1][i] = 0.f;
-#pragma unroll
+#pragma unroll kScoreSteps
     for (i32 k = 0; k < kKeyDim; k += 16) {
       u32 key[4];
       load_tiles(key, keys + k);
@@ -293,7 +295,7 @@ struct Attend {
   __device__ __forceinline__ void accumulate(const u16* stage) {
     const u16* values = Tiles::values(stage) + lane * Tiles::kValueStride + warp * kColumnTiles * 8;
     const u16* weights = memory.weights + (lane & 15) * Memory::kWeightStride + (lane >> 4) * 8;
-#pragma unroll
+#pragma unroll 1
     for (i32 k = 0; k < kTileTokens; k += 32) {
       u32 weight[RowTiles][2][4];
 #pragma unroll

@@ -86,8 +86,9 @@ class Block {
       : grid_(grid), size_(block), shared_bytes_(shared_bytes), shuffle_(seed),
         n_threads_(block.x * block.y * block.z), stacks_(n_threads_), threads_(n_threads_),
         warp_tokens_((n_threads_ + kWarp - 1) / kWarp) {
-    shared_ = static_cast<unsigned char*>(std::aligned_alloc(16, allocated_bytes()));
-    if (!shared_) throw std::bad_alloc();
+    void* shared = nullptr;
+    if (posix_memalign(&shared, 16, allocated_bytes()) != 0) throw std::bad_alloc();
+    shared_ = static_cast<unsigned char*>(shared);
     scheduler_.adopt_current();
   }
   ~Block() { std::free(shared_); }

@@ -1,0 +1,188 @@
+"""The CUDA device against recording stand-ins of CuPy and torch.cuda; no card is involved."""
+
+from __future__ import annotations
+
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from paged_cases import Paged, bits, fill, run
+from recording_driver import Recorder, RecordingCupy, RecordingTorch
+
+from pagetrail.kernels.abi import KernelInputError, SlabSpec, Storage
+from pagetrail.kernels.cuda_device import CudaDevice, CudaOptions
+from pagetrail.kernels.cuda_runtime import CudaRuntime, CudaUnavailableError
+from pagetrail.kernels.device import AttentionSpec, PagePool
+from pagetrail.kernels.emulator.device import EmulatedDevice
+from pagetrail.kernels.emulator.library import HostLauncher
+from pagetrail.kernels.native_build import COMPILERS
+from pagetrail.kernels.plan import Capacity, Cut, SequenceRows, plan
+
+pytestmark = pytest.mark.skipif(
+    not any(map(shutil.which, COMPILERS)), reason="the emulator needs a C++ compiler"
+)
+
+SMALL = CudaOptions(
+    batch_bytes_max=1 << 16, partial_values_max=1 << 18, pinned_buffers=2, pinned_bytes=1 << 16
+)
+
+
+@pytest.fixture
+def recorder() -> Recorder:
+    return Recorder()
+
+
+@pytest.fixture
+def device(recorder: Recorder) -> CudaDevice:
+    return made(recorder)
+
+
+def made(recorder: Recorder, options: CudaOptions = SMALL) -> CudaDevice:
+    cupy, fake = RecordingCupy(recorder), RecordingTorch(recorder)
+    return CudaDevice(CudaRuntime(cupy, fake, compiled=recorder.compiled), options)
+
+
+def pool_bits(pool: PagePool) -> np.ndarray:
+    return pool.array.view(torch.int16).numpy()
+
+
+def test_a_step_with_host_arrays_gives_the_bits_of_the_kernels(device: CudaDevice) -> None:
+    case = Paged(((1, 300), (5, 37), (0, 0), (1, 1)), split=True, rows_per_item=1)
+    assert bits(run(case, device)) == bits(run(case, EmulatedDevice(HostLauncher())))
+
+
+def test_shared_memory_past_the_default_is_asked_for_before_the_first_launch(
+    device: CudaDevice, recorder: Recorder
+) -> None:
+    run(Paged(((1, 20),), kv_heads=1), device)
+    names = [call[:2] for call in recorder.calls if call[0] in ("shared", "launch")]
+    at = names.index(("launch", "gqa_mma_f16_d64"))
+    assert ("shared", "gqa_mma_f16_d64") in names[:at]
+
+
+def test_a_captured_step_replays_what_was_staged_last(
+    device: CudaDevice, recorder: Recorder
+) -> None:
+    """Captured with a short sequence, replayed with one that is split over spans."""
+    capacity = Capacity(sequences=2, rows=2, page_entries=64, items=16)
+    pool = device.allocate(SlabSpec("k", 1, 1, 64, Storage.F16), 40, 16)
+    rng = np.random.default_rng(0)
+    table = rng.permutation(40)[:38].astype(np.int32)
+    at = np.arange(600)
+    rows = rng.standard_normal((600, 64)).astype(np.float32)
+    device.append(pool, 0, rows, table[at // 16].astype(np.int64) * 16 + at % 16)
+
+    def planned(length: int, capacity: Capacity | None) -> object:
+        sequences = [SequenceRows(1, length, table)]
+        return plan(sequences, 16, cut=Cut(1, True), capacity=capacity)
+
+    q = torch.from_numpy(rng.standard_normal((2, 128)).astype(np.float32))
+    out, what = torch.full((2, 128), float("nan")), AttentionSpec(2, 0.125)
+    short = planned(3, capacity)
+    device.stage(short)
+    graph = device.capture(lambda: device.attention(what, 0, q, [pool], pool, short, out))
+    first_capture = recorder.calls.index(("capture", "compute"))
+    assert ("synchronize", "compute") in recorder.calls[:first_capture]
+    for length in (3, 600, 257):
+        device.stage(planned(length, capacity))
+        out.fill_(float("nan"))
+        graph.replay()
+        eager = np.zeros((1, 128), np.float32)
+        device.attention(what, 0, q[:1].numpy(), [pool], pool, planned(length, None), eager)
+        device.stage(short)
+        assert out[0].numpy().tobytes() == eager[0].tobytes(), length
+
+
+def test_a_batch_is_never_written_into_a_buffer_the_card_may_read(
+    device: CudaDevice, recorder: Recorder
+) -> None:
+    batch = plan([SequenceRows(1, 3, np.array([0], np.int32))], 16)
+    recorder.calls.clear()
+    for _ in range(5):
+        device.stage(batch)
+    waits = [call for call in recorder.calls if call[0] == "event_synchronize"]
+    assert len(waits) == 3  # the ring has two buffers
+
+
+def test_a_transfer_waits_for_compute_and_compute_waits_for_a_restore(
+    device: CudaDevice, recorder: Recorder
+) -> None:
+    spec = SlabSpec("k", 2, 1, 64, Storage.F16)
+    pool, other = device.allocate(spec, 4, 4), device.allocate(spec, 4, 4)
+    pool.array.copy_(torch.randn(pool.array.shape))
+    recorder.calls.clear()
+    table = np.array([2, 0, 3], np.int32)
+    packed = device.gather(pool, table, 3, 10)
+    assert [call for call in recorder.calls if call[0] in ("wait_event", "launch")] == [
+        ("wait_event", "transfer", "compute"),
+        ("launch", "page_gather", "transfer"),
+    ]
+    recorder.calls.clear()
+    device.scatter(other, table, 3, 10, packed)
+    assert [call for call in recorder.calls if call[0] in ("wait_event", "launch")] == [
+        ("wait_event", "transfer", "compute"),
+        ("launch", "page_scatter", "transfer"),
+        ("wait_event", "compute", "transfer"),
+    ]
+    rows = pool_bits(pool)[:, table].reshape(2, 12, 64)
+    assert (pool_bits(other)[:, table].reshape(2, 12, 64)[:, 3:10] == rows[:, 3:10]).all()
+
+
+def test_pinned_buffers_are_bounded_and_come_back(device: CudaDevice) -> None:
+    pool = device.allocate(SlabSpec("k", 1, 1, 64, Storage.F16), 4, 4)
+    table = np.arange(4, dtype=np.int32)
+    transfers = [device.begin_gather(pool, table, 0, 4) for _ in range(2)]
+    assert device.begin_gather(pool, table, 0, 4) is None
+    transfers[0].release()
+    again = device.begin_gather(pool, table, 0, 4)
+    assert again is not None
+    again.release()
+    with pytest.raises(KernelInputError, match="given back twice"):
+        again.release()
+    big = device.allocate(SlabSpec("k", 1, 8, 256, Storage.F16), 4, 64)
+    with pytest.raises(KernelInputError, match="do not fit a pinned buffer"):
+        device.begin_gather(big, table, 0, 256)
+
+
+def test_a_slot_past_the_pool_raises_when_errors_are_checked(device: CudaDevice) -> None:
+    pool = device.allocate(SlabSpec("k", 1, 1, 64, Storage.F16), 2, 4)
+    device.append(pool, 0, torch.ones(1, 64), torch.tensor([8]))
+    with pytest.raises(KernelInputError, match="a slot lay past its pool"):
+        device.check_errors()
+    device.check_errors()
+
+
+def test_a_page_is_copied_and_poisoned(device: CudaDevice) -> None:
+    pool = device.allocate(SlabSpec("k", 2, 1, 64, Storage.BF16), 3, 4)
+    pool.array.copy_(torch.randn(pool.array.shape))
+    device.page_copy(pool, 0, 2)
+    assert (pool_bits(pool)[:, 2] == pool_bits(pool)[:, 0]).all()
+    device.poison(pool, np.array([1], np.int32))
+    assert pool.array[:, 1].isnan().all()
+    assert not pool.array[:, 0].isnan().any()
+
+
+def test_a_batch_past_its_place_is_refused(recorder: Recorder) -> None:
+    device = made(recorder, CudaOptions(batch_bytes_max=64, partial_values_max=64, pinned_bytes=64))
+    batch = plan([SequenceRows(1, 3, np.array([0], np.int32))], 16)
+    with pytest.raises(KernelInputError, match="there is room for 64"):
+        device.stage(batch)
+
+
+def test_split_rows_past_their_room_are_refused(recorder: Recorder) -> None:
+    device = made(recorder, CudaOptions(batch_bytes_max=4096, partial_values_max=64, pinned_bytes=64))
+    with pytest.raises(KernelInputError, match="partial values"):
+        fill(Paged(((1, 600),), split=True, rows_per_item=1), device).run()
+
+
+def test_without_a_card_the_reason_is_said() -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there is a card here")
+    with pytest.raises(CudaUnavailableError, match="not installed|sees no card"):
+        CudaRuntime.open()
+
+
+def test_mla_runs_through_the_same_calls(device: CudaDevice) -> None:
+    case = Paged(((1, 300), (2, 20)), kv_heads=1, group=4, rotary=16)
+    assert bits(run(case, device)) == bits(run(case, EmulatedDevice(HostLauncher())))
