@@ -36,6 +36,8 @@ from pagetrail.controlplane.log.slots import (
     DirectorySlots,
     SlotStore,
     check_not_fenced,
+    newest_epoch,
+    slot_name,
     take_epoch,
 )
 from pagetrail.controlplane.log.stretches import (
@@ -56,7 +58,7 @@ class Committer:
         sequencer: Sequencer,
         places: list[Place],
         slots: SlotStore,
-        lock: DirectoryLock | None,
+        lock: DirectoryLock,
         *,
         limits: LogLimits,
         clock: Clock,
@@ -66,7 +68,7 @@ class Committer:
         self._sequencer = sequencer
         self._places = places
         self._slots = slots
-        self._lock = lock
+        self._lock: DirectoryLock | None = lock
         self._limits = limits
         self._clock = clock
         self._files = files
@@ -315,32 +317,27 @@ def open_committer(
     files = files or OsFiles()
     log = log_directory(Path(directory))
     log.mkdir(parents=True, exist_ok=True)
-    try:
-        lock = DirectoryLock(log / "writer.lock", "a writer")
-    except BadInputError:
-        if not takeover:
-            raise
-        lock = None
-    try:
-        slots = DirectorySlots(log / "epochs", files)
-        writer_epoch = take_epoch(slots, 0)
-        sequencer, places = recover(log, limits, files)
-        if writer_epoch <= sequencer.writer_epoch:
-            writer_epoch = take_epoch(slots, sequencer.writer_epoch)
-        committer = Committer(
-            log,
-            sequencer,
-            places,
-            slots,
-            lock,
-            limits=limits,
-            clock=clock or WallClock(),
-            files=files,
-        )
-    except BaseException:
-        if lock is not None:
-            lock.release()
-        raise
+    epochs = log / "epochs"
+    slots = DirectorySlots(epochs, files)
+    newest = newest_epoch(slots)
+    if newest > 0 and not takeover:
+        # A writer holds the lock of its own epoch's slot for as long as it lives.
+        DirectoryLock(epochs / slot_name(newest), "a writer").release()
+    writer_epoch = take_epoch(slots, 0)
+    sequencer, places = recover(log, limits, files)
+    if writer_epoch <= sequencer.writer_epoch:
+        writer_epoch = take_epoch(slots, sequencer.writer_epoch)
+    lock = DirectoryLock(epochs / slot_name(writer_epoch), "a writer", wait=True)
+    committer = Committer(
+        log,
+        sequencer,
+        places,
+        slots,
+        lock,
+        limits=limits,
+        clock=clock or WallClock(),
+        files=files,
+    )
     try:
         return committer, committer.start(writer_epoch)
     except BaseException:

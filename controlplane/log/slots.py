@@ -111,17 +111,20 @@ def check_not_fenced(slots: SlotStore, writer_epoch: int) -> None:
 
 
 class DirectoryLock:
-    """A lock on a file that goes away with its process. ``BadInputError`` when it is held."""
+    """A lock on a file that goes away with its process.
 
-    def __init__(self, path: Path, holder: str) -> None:
+    ``BadInputError`` when it is held by ``holder``, unless ``wait``.
+    """
+
+    def __init__(self, path: Path, holder: str, *, wait: bool = False) -> None:
         descriptor = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         except OSError as error:
             os.close(descriptor)
             raise BadInputError(
                 f"{path} is locked: {holder} is running on it; stop it first"
-            ) from (error)
+            ) from error
         self._descriptor = descriptor
 
     def release(self) -> None:

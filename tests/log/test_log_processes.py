@@ -66,6 +66,8 @@ def test_a_stopped_writer_that_was_taken_over_acknowledges_nothing_more(tmp_path
                 client.flush(0.2)
         with FactClient.open(tmp_path / "elsewhere", "late", new.endpoint) as client:
             client.flush(30)
+        with pytest.raises(BadInputError, match="a writer is running"):
+            EmbeddedWriter(tmp_path)
     old.kill()
     report = verify_log(tmp_path)
     assert report.problem is None
