@@ -32,7 +32,7 @@ from .form import form_problems
 from .history import CatalogHistory
 from .inputs import inputs_of
 from .journals import EpochJournal
-from .orders import ordered_commands
+from .orders import is_plain, ordered_commands
 
 FINDINGS_MAX = 1_000
 
@@ -215,6 +215,8 @@ class Folder:
                 self._decision(transaction, kind, body)
             elif isinstance(body, Keyframe):
                 self._keyframe(transaction, body)
+        if len(commands) == 1 and len(transaction.facts) == 1 and is_plain(transaction.facts[0]):
+            return  # a command by itself, as most transactions are: nothing orders it
         for problem in form_problems(self._journal, transaction):
             self._report(transaction.client_seq, _name(transaction), problem)
         for problem in ordered_commands(decided, commands):

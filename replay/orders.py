@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 
 import msgspec
 
+from pagetrail.catalog.envelope import Op, WireFact
 from pagetrail.catalog.facts import KindId
 from pagetrail.catalog.kinds.decision import Decision
 from pagetrail.catalog.kinds.router import RequestOffered
@@ -26,13 +27,18 @@ from pagetrail.controlplane.policy.inputs import (
 from pagetrail.controlplane.view import AdmitRecorded, KeepRecorded
 
 
+def is_plain(wire: WireFact) -> bool:
+    """Whether a command may stand by itself, and is stated in the only form that commands have."""
+    return wire.op == Op.ASSERT and wire.kind not in _ORDERED
+
+
 def ordered_commands(
     decided: tuple[KindId, Decision] | None, commands: list[msgspec.Struct]
 ) -> Iterator[str]:
     """What in a transaction's commands is not what its decision ordered."""
     if decided is None:
         for command in commands:
-            if isinstance(command, NodesEvicted | PromptKept | RequestOffered):
+            if isinstance(command, NodesEvicted | PromptKept | RequestOffered):  # as _ORDERED
                 yield f"{type(command).__name__} follows from no decision"
         return
     kind, decision = decided
@@ -84,6 +90,7 @@ def _keep_ordered(decision: Decision, commands: list[msgspec.Struct]) -> Iterato
             yield "the keep is not the one that was decided"
 
 
+_ORDERED = frozenset({KindId.NODES_EVICTED, KindId.PROMPT_KEPT, KindId.REQUEST_OFFERED})
 _ORDERS: dict[KindId, Callable[[Decision, list[msgspec.Struct]], Iterator[str]]] = {
     KindId.ROUTE: _offer_ordered,
     KindId.ADMIT: _admission_ordered,

@@ -72,6 +72,11 @@ class RouterState(msgspec.Struct, array_like=True):
     bookings: list[tuple[tuple[int, int], Booking]]
 
 
+_Sources = tuple[WorkerObserved, int, tuple[Holding, ...], tuple[int, int]]
+_Built = tuple[_Sources, RouteCandidate]
+_NOTHING_BOOKED = (0, 0)
+
+
 class RouterView:
     """Fold of a router's commands."""
 
@@ -80,6 +85,8 @@ class RouterView:
         self.workers: dict[str, WorkerObserved] = {}
         self.requests: dict[int, OpenRequest] = {}
         self.bookings: dict[tuple[int, int], Booking] = {}
+        self._order: list[str] = []  # of the workers; stale when their number differs
+        self._built: dict[str, _Built] = {}  # candidates, as of the last decision
 
     # ---- fold
 
@@ -113,6 +120,8 @@ class RouterView:
         known = self.workers.get(gone.worker)
         if known is not None and known.worker_epoch == gone.worker_epoch:
             del self.workers[gone.worker]
+            self._order = []
+            self._built.pop(gone.worker, None)
 
     def _received(self, received: RequestReceived) -> None:
         if received.number in self.requests:
@@ -180,17 +189,21 @@ class RouterView:
         request = self._request(number)
         resident = dict(recorded.resident)
         chunk_tokens = self.start.chunk_tokens
-        shared: dict[int, tuple[Holding, ...]] = {}
-        booked = self._booked()
+        shared: dict[int, tuple[Holding, ...]] = {0: holdings(catalog, entries, 0)}
+        workers, built, booked = self.workers, self._built, self._booked()
         candidates = []
-        for worker in sorted(self.workers, key=str.encode):
+        for worker in self._in_order():
             here = resident.get(worker, 0)
-            first = here // chunk_tokens
-            held = shared.get(first)
+            held = shared.get(here // chunk_tokens)
             if held is None:
+                first = here // chunk_tokens
                 held = shared[first] = holdings(catalog, entries, first)
-            pages, work_ns = booked.get(worker, (0, 0))
-            candidates.append(_candidate(self, worker, here, held, pages, work_ns))
+            # A candidate is built again only when something that it is built from has changed.
+            sources = (workers[worker], here, held, booked.get(worker, _NOTHING_BOOKED))
+            known = built.get(worker)
+            if known is None or known[0] != sources:
+                known = built[worker] = (sources, _candidate(self, worker, *sources[1:]))
+            candidates.append(known[1])
         # When every worker has had its turn the next round starts; attempts stay bounded.
         left = any(worker not in request.excluded for worker in self.workers)
         return RouteInputs(
@@ -199,6 +212,12 @@ class RouterView:
             tuple(request.excluded) if left else (),
             tuple(candidates),
         )
+
+    def _in_order(self) -> list[str]:
+        """Workers in byte order of their ids."""
+        if len(self._order) != len(self.workers):
+            self._order = sorted(self.workers, key=str.encode)
+        return self._order
 
     def booking_of(self, number: int, choice: RouteChoice) -> tuple[int, int]:
         """(pages, nanoseconds) of work that a choice takes of its worker."""
@@ -248,10 +267,10 @@ def _candidate(
     worker: str,
     resident_tokens: int,
     held: tuple[Holding, ...],
-    booked_pages: int,
-    booked_ns: int,
+    booked: tuple[int, int],
 ) -> RouteCandidate:
     seen = view.workers[worker]
+    booked_pages, booked_ns = booked
     upload_ns = seen.costs[Metric.UPLOAD_NS_PER_MIB]
     boundaries = [Boundary(RECOMPUTE, 0, 0, 0)]
     if resident_tokens:
