@@ -39,10 +39,7 @@ from pagetrail.controlplane.pages.owner import PageOwner
 
 from .table import BenchResult, BenchRow, machine_name
 
-PEER_VARIABLES = {
-    "vllm": "PAGETRAIL_BENCH_VLLM_PYTHON",
-    "sglang": "PAGETRAIL_BENCH_SGLANG_PYTHON",
-}
+VLLM_VARIABLE = "PAGETRAIL_BENCH_VLLM_PYTHON"  # an interpreter that has vllm
 PEER_SECONDS_MAX = 300
 PAGE_TOKENS = 16
 PROMPT_TOKENS = 32_768
@@ -97,8 +94,7 @@ def run(quick: bool) -> dict[str, object]:
                 met=large[case] <= 2 * small[case],
             )
         )
-    for peer, variable in PEER_VARIABLES.items():
-        rows += _peer_rows(peer, os.environ.get(variable), {HASH: hash_ns, **small})
+    rows += _vllm_rows(os.environ.get(VLLM_VARIABLE), {HASH: hash_ns, **small})
     result = BenchResult(bench="pages", machine=machine_name(), rows=tuple(rows))
     plain: dict[str, object] = msgspec.to_builtins(result)
     return plain
@@ -178,13 +174,17 @@ def _owner_costs(pages: int, prompts: int, repetitions: int) -> dict[str, int]:
     }
 
 
-def _peer_rows(peer: str, interpreter: str | None, ours: dict[str, int]) -> list[BenchRow]:
-    """The peer's figures for the same cases, from a run of its own; empty without it."""
+def _vllm_rows(interpreter: str | None, ours: dict[str, int]) -> list[BenchRow]:
+    """vLLM's KVCacheManager in the same cases, from a run of its own; empty without it.
+
+    It has no call that evicts: taking a block that holds a prefix is its eviction.
+    """
     theirs: dict[str, int] = {}
     if interpreter:
         script = Path(__file__).with_name("peers_pages.py")
+        sizes = [str(size) for size in (PAGE_TOKENS, PROMPT_TOKENS, SMALL_PAGES)]
         answer = subprocess.run(
-            [interpreter, str(script), peer],
+            [interpreter, "-P", str(script), "vllm", *sizes],
             capture_output=True,
             text=True,
             timeout=PEER_SECONDS_MAX,
@@ -192,16 +192,16 @@ def _peer_rows(peer: str, interpreter: str | None, ours: dict[str, int]) -> list
         )
         theirs = json.loads(answer.stdout.splitlines()[-1])
     rows = []
-    for case, ours_ns in ours.items():
-        their_ns = theirs.get(case)
+    for case, key in ((HASH, "hash"), (LOOKUP, "lookup"), (ALLOCATE, "allocate")):
+        their_ns = theirs.get(key)
         rows.append(
             BenchRow(
-                case=f"{case}, against {peer}",
+                case=f"{case}, beside vllm",
                 unit="us",
-                ours=ours_ns / 1_000,
-                peer=peer,
+                ours=ours[case] / 1_000,
+                peer="vllm",
                 theirs=None if their_ns is None else their_ns / 1_000,
-                ratio=None if their_ns is None else their_ns / ours_ns,
+                ratio=None if their_ns is None else their_ns / ours[case],
             )
         )
     return rows
