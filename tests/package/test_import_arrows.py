@@ -21,7 +21,7 @@ MAY_READ = {
     "pagetrail": set(ROOMS),
 }
 # Modules of pkg that only a command imports, when it is named; these may read replay themselves.
-BEHIND_COMMANDS = ("pagetrail.bench.", "pagetrail.demo.", "pagetrail.simtrace")
+BEHIND_COMMANDS = ("pagetrail.bench.", "pagetrail.demo.", "pagetrail.sim")
 HEAVY = {"zmq", "duckdb", "torch", "pyarrow", "pyDatalog", "cupy"}
 DEVICE_AND_SOCKETS = {"zmq", "duckdb", "torch", "cupy"}
 # The modules of controlplane that own a socket or its process; all others are pure or plain files.
