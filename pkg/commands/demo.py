@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-import time
 from pathlib import Path
 
 import click
@@ -43,19 +42,20 @@ def command(
         ) from error
     from rich.console import Console
 
-    from pagetrail.demo.run import figures, run_demo
+    from pagetrail.demo.figures import figures
+    from pagetrail.demo.run import requests_in, run_demo
+    from pagetrail.demo.screen import Screen
     from pagetrail.demo.table import print_figures
+    from pagetrail.demo.workload import make_workload
     from pagetrail.replay.report import write_report
 
     where = _empty_directory(directory)
     console = Console(stderr=as_json)
-    started_s = time.monotonic()
-
-    def progress(text: str) -> None:
-        console.print(f"[dim]{time.monotonic() - started_s:6.1f}[/dim]  {text}", highlight=False)
-
-    result = run_demo(where, seed, progress, deterministic=deterministic, model=model)
-    report = write_report(where, where / "report.html", verdict=result.verdict)
+    workload = make_workload(seed)
+    with Screen(console, requests_in(workload, deterministic)) as screen:
+        result = run_demo(where, workload, screen, deterministic=deterministic, model=model)
+        screen.step("writing the report")
+        report = write_report(where, where / "report.html", verdict=result.verdict)
     numbers = figures(result, report)
     if as_json:
         click.echo(msgspec.json.encode(numbers))

@@ -24,7 +24,13 @@ from pagetrail.catalog.kinds.worker import (
     RowsRestored,
 )
 from pagetrail.controlplane.log.reader import read_log
-from pagetrail.controlplane.policy.inputs import AdmitChoice, AdmitOutcome, CheckpointChoice
+from pagetrail.controlplane.policy.inputs import (
+    AdmitChoice,
+    AdmitOutcome,
+    CheckpointChoice,
+    EvictReason,
+)
+from pagetrail.controlplane.policy.residency_plan import PLAN_TERMS
 
 SOURCES = (
     "recomputed",
@@ -45,7 +51,7 @@ class Account:
     queued: int = 0
     evictions: int = 0
     evicted_columns: int = 0
-    evictions_of_several: int = 0  # plans that gave up more than one kept run
+    evictions_with_choice: int = 0  # plans that had more than one kept run to choose from
     checkpoints: int = 0
     restored_rows: Counter[str] = field(default_factory=Counter)
     copies: Counter[str] = field(default_factory=Counter)
@@ -87,7 +93,6 @@ def read_account(directory: Path) -> Account:
                 case NodesEvicted():
                     account.evictions += 1
                     account.evicted_columns += sum(columns for _, columns in body.victims)
-                    account.evictions_of_several += len(body.victims) > 1
                 case RouteForked():
                     account.forks += 1
                 case Copy():
@@ -101,7 +106,16 @@ def _decision(account: Account, kind: int, decision: Decision) -> None:
     if kind == KindId.ADMIT:
         choice = msgspec.msgpack.decode(decision.choice, type=AdmitChoice)
         account.queued += choice.outcome == AdmitOutcome.QUEUE
+    elif kind == KindId.EVICT:
+        account.evictions_with_choice += _eligible(decision) > 1
     elif kind == KindId.CHECKPOINT:
         account.checkpoints += msgspec.msgpack.decode(
             decision.choice, type=CheckpointChoice
         ).capture
+
+
+def _eligible(decision: Decision) -> int:
+    """Kept runs that an eviction could have taken; the demo records all alternatives."""
+    columns = msgspec.msgpack.decode(decision.alternatives, type=tuple[tuple[int, ...], ...])
+    reasons = columns[[term.name for term in PLAN_TERMS].index("reason")]
+    return sum(reason in (EvictReason.CHOSEN, EvictReason.NOT_NEEDED) for reason in reasons)

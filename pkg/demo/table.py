@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.console import Console
 from rich.table import Table
 
-from .run import Figures
+from .figures import Figures
 
 
 def print_figures(console: Console, figures: Figures) -> None:
