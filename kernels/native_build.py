@@ -7,12 +7,14 @@ into the installed package.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import platform
 import shutil
 import subprocess
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -86,17 +88,32 @@ def build(target: Target, directory: Path | None = None) -> Path:
         return library
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=directory) as scratch:
-            made = Path(scratch) / library.name
-            sources = [str(_source_directory() / name) for name in SOURCES]
-            _run([compiler, *flags, "-shared", *sources, "-o", str(made)])
-            made.replace(library)
+        with (directory / "build.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # processes that start together build once
+            if not library.exists():
+                _compile(compiler, flags, library)
     except OSError as error:
         raise NativeBuildError(
             f"cannot write the native core to {directory}: {error.strerror}; set XDG_CACHE_HOME to "
             "a directory that can be written"
         ) from error
     return library
+
+
+def _compile(compiler: str, flags: tuple[str, ...], library: Path) -> None:
+    """Sources side by side, then one link, renamed into place."""
+    with tempfile.TemporaryDirectory(dir=library.parent) as scratch:
+        objects = {name: Path(scratch) / f"{name}.o" for name in SOURCES}
+        with ThreadPoolExecutor(max_workers=len(SOURCES)) as pool:
+            commands = [
+                [compiler, *flags, "-c", str(_source_directory() / name), "-o", str(made)]
+                for name, made in objects.items()
+            ]
+            for _ in pool.map(_run, commands):
+                pass
+        linked = Path(scratch) / library.name
+        _run([compiler, *flags, "-shared", *map(str, objects.values()), "-o", str(linked)])
+        linked.replace(library)
 
 
 def _source_directory() -> Path:

@@ -8,9 +8,9 @@ a reader sees all of it or nothing.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
-import shutil
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -113,29 +113,23 @@ def _convert(path: Path, root: Path, target: Path) -> None:
     config = _config(fields, architecture, family, reader)
     try:
         root.mkdir(parents=True, exist_ok=True)
-        scratch = Path(tempfile.mkdtemp(dir=root))
+        with (root / "convert.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # processes that start together convert once
+            if target.is_dir():
+                return
+            with tempfile.TemporaryDirectory(dir=root) as scratch:
+                made = Path(scratch) / "model"
+                made.mkdir()
+                save_file(_tensors(reader, path, family, config), made / SINGLE_FILE)
+                _write_json(made / CONFIG_FILE, config)
+                _tokenizer(fields).save(str(made / "tokenizer.json"))
+                _write_json(made / "tokenizer_config.json", _tokenizer_config(fields))
+                made.rename(target)
     except OSError as error:
         raise BadInputError(
-            f"cannot keep the converted model in {root}: {error.strerror}; set XDG_CACHE_HOME to a "
-            "directory that can be written"
+            f"cannot keep the converted model in {root}: {error.strerror}; free some space, or set "
+            "XDG_CACHE_HOME to a directory that can be written"
         ) from error
-    try:
-        save_file(_tensors(reader, path, family, config), scratch / SINGLE_FILE)
-        _write_json(scratch / CONFIG_FILE, config)
-        _tokenizer(fields).save(str(scratch / "tokenizer.json"))
-        _write_json(scratch / "tokenizer_config.json", _tokenizer_config(fields))
-        try:
-            scratch.rename(target)
-        except OSError:
-            if not target.is_dir():  # another process finished the same conversion first
-                raise
-    except OSError as error:
-        raise BadInputError(
-            f"cannot write the converted model to {root}: {error.strerror}; free some space or set "
-            "XDG_CACHE_HOME"
-        ) from error
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
 
 
 class _Fields:

@@ -73,7 +73,7 @@ def test_storing_rounds_every_kind_of_number_to_nearest_even(
 
 def test_a_slot_past_the_pool_is_refused(device: StepDevice) -> None:
     pool = pool_of(device)
-    with pytest.raises(KernelInputError, match="past the pool|must lie in"):
+    with pytest.raises(KernelInputError, match=r"past the pool|must lie in"):
         device.append(pool, 0, np.zeros((1, 24), np.float32), np.array([24], np.int64))
 
 
