@@ -88,7 +88,9 @@ class CudaDevice:
         try:
             array = self._torch.zeros(shape, dtype=dtype, device=self._runtime.device)
         except self._torch.OutOfMemoryError as error:
-            raise MemoryError(f"no room for pool {spec.name!r} of {pages} pages: {error}") from error
+            raise MemoryError(
+                f"no room for pool {spec.name!r} of {pages} pages: {error}"
+            ) from error
         return PagePool(spec, pages, page_tokens, cast(Any, array))
 
     def append(self, pool: PagePool, layer: int, rows: Any, slots: Any) -> None:
@@ -126,7 +128,9 @@ class CudaDevice:
             raise KernelInputError(f"batch places are 0 to {len(self._stages) - 1}, not {place}")
         most = int(batch.items[:, ROWS].max()) if len(batch.items) else 0
         if rows_per_item is not None and rows_per_item < most:
-            raise KernelInputError(f"an item has {most} rows, at most {rows_per_item} were promised")
+            raise KernelInputError(
+                f"an item has {most} rows, at most {rows_per_item} were promised"
+            )
         self._staged[place] = self._stages[place].put(batch, rows_per_item or most)
         return cast(StagedBatch, self._staged[place])
 
@@ -281,9 +285,7 @@ class CudaDevice:
         return view, pool.spec.layers * (end - start) * pool.spec.row_bytes
 
     def _empty_bytes(self, count: int) -> Any:
-        return self._torch.empty(
-            count, dtype=self._torch.uint8, device=self._runtime.device
-        )
+        return self._torch.empty(count, dtype=self._torch.uint8, device=self._runtime.device)
 
     def _staged_with(self, slots: Any) -> StagedBatch | None:
         return next((s for s in self._staged if s and s.batch.slots is slots), None)

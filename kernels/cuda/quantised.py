@@ -58,9 +58,7 @@ def append(
         _check_contiguous(name, pool.codes, (pages, page_tokens, heads, width), Element.U8)
         shape = (pages, page_tokens, heads)
         _check_contiguous(f"scales of {name}", pool.scales, shape, Element.F32)
-        check_matrix(
-            f"rows of {name}", matrix, slots.shape[0], heads * width, (Element.F32,)
-        )
+        check_matrix(f"rows of {name}", matrix, slots.shape[0], heads * width, (Element.F32,))
     check_vector("slots", slots, slots.shape[0], Element.I64)
     check_vector("error", error, 1, Element.I32)
     check_same_place(

@@ -150,7 +150,9 @@ def _read(kind: str, register: str, context: Context) -> str:
     name, declared = _variable(register), _declared(register, context)
     if (kind == "f32") != (declared == "f32"):
         return f"{'as_float' if kind == 'f32' else 'as_bits'}({name})"
-    return name if _type(kind) == _register_type(declared) else f"static_cast<{_type(kind)}>({name})"
+    return (
+        name if _type(kind) == _register_type(declared) else f"static_cast<{_type(kind)}>({name})"
+    )
 
 
 def _set(target: str, kind: str, expression: str, context: Context) -> str:
@@ -331,7 +333,9 @@ def _sum(operator: str) -> Callable[[Instruction, Context], str]:
     def handler(what: Instruction, context: Context) -> str:
         kind = _same_bits(what.opcode[-1])
         a, b = (_value(kind, operand, context) for operand in what.operands[1:])
-        return _set(what.operands[0], kind, f"static_cast<{_type(kind)}>({a} {operator} {b})", context)
+        return _set(
+            what.operands[0], kind, f"static_cast<{_type(kind)}>({a} {operator} {b})", context
+        )
 
     return handler
 

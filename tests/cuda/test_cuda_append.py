@@ -78,7 +78,9 @@ def test_rows_land_at_their_slots_rounded_to_nearest_even(
 
 
 def test_both_slabs_are_written_by_one_launch(device: EmulatedDevice) -> None:
-    pools = [device.allocate(SlabSpec(n, 1, 2, w, Storage.F16), 3, 4) for n, w in (("k", 64), ("v", 40))]
+    pools = [
+        device.allocate(SlabSpec(n, 1, 2, w, Storage.F16), 3, 4) for n, w in (("k", 64), ("v", 40))
+    ]
     rng = np.random.default_rng(1)
     rows = [rng.standard_normal((2, 2 * w)).astype(np.float32) for w in (64, 40)]
     device.append_together(pools, 0, rows, np.array([5, 11], np.int64))

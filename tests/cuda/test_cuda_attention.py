@@ -42,9 +42,7 @@ def reference() -> EmulatedDevice:
 
 
 @pytest.mark.parametrize("storage", [Storage.F16, Storage.BF16])
-def test_the_pairwise_matrix_agrees_with_float64(
-    device: EmulatedDevice, storage: Storage
-) -> None:
+def test_the_pairwise_matrix_agrees_with_float64(device: EmulatedDevice, storage: Storage) -> None:
     for case in matrix((64,), ("0", "1", "ps-1", "ps", "ps+1", "129")):
         if case.storage is storage:
             check(case, device)
@@ -64,7 +62,9 @@ def test_the_reference_kernel_is_exact_up_to_fp32_rounding(
     reference: EmulatedDevice, storage: Storage
 ) -> None:
     for window in (0, 1, 17):
-        check(replace(MIXED, storage=storage, window=window, width=48), reference, REFERENCE_TOLERANCE)
+        check(
+            replace(MIXED, storage=storage, window=window, width=48), reference, REFERENCE_TOLERANCE
+        )
 
 
 def test_mla_reads_one_latent_slab_as_keys_and_as_values(

@@ -171,7 +171,9 @@ def test_a_batch_past_its_place_is_refused(recorder: Recorder) -> None:
 
 
 def test_split_rows_past_their_room_are_refused(recorder: Recorder) -> None:
-    device = made(recorder, CudaOptions(batch_bytes_max=4096, partial_values_max=64, pinned_bytes=64))
+    device = made(
+        recorder, CudaOptions(batch_bytes_max=4096, partial_values_max=64, pinned_bytes=64)
+    )
     with pytest.raises(KernelInputError, match="partial values"):
         fill(Paged(((1, 600),), split=True, rows_per_item=1), device).run()
 

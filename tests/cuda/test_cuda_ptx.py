@@ -65,7 +65,7 @@ def test_operands_are_parted_outside_braces_and_brackets_only() -> None:
     "instruction", ["frobnicate.s64 %rd1, %rd1;", "div.approx.f32 %rd1, %rd1, %rd1;", "bar.sync 3;"]
 )
 def test_an_instruction_that_is_not_translated_is_named_with_its_line(instruction: str) -> None:
-    with pytest.raises(PtxError, match=r"line 14: .*not translated"):
+    with pytest.raises(PtxError, match=r"line 13: .*not translated"):
         translate(parse(TEXT.replace("OPCODE", instruction)))
 
 

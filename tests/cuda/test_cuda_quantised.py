@@ -46,7 +46,9 @@ def appended(
 def test_codes_and_scales_are_those_of_the_formula(code: Code) -> None:
     rng = np.random.default_rng(0)
     rows = tuple(
-        (rng.standard_normal((4, 2 * w)) * 10.0 ** rng.integers(-6, 6, (4, 2 * w))).astype(np.float32)
+        (rng.standard_normal((4, 2 * w)) * 10.0 ** rng.integers(-6, 6, (4, 2 * w))).astype(
+            np.float32
+        )
         for w in (64, 40)
     )
     slots = np.array([5, -1, 0, 11], np.int64)
