@@ -16,9 +16,16 @@ class OpenedCpu(NamedTuple):
     notice: str | None
 
 
-def open_cpu(threads: int) -> OpenedCpu:
-    """The native core with ``threads`` threads; where it cannot be built, torch on one thread."""
+def open_cpu(threads: int, *, fast: bool = False) -> OpenedCpu:
+    """The native core with ``threads`` threads; where it cannot be built, torch on one thread.
+
+    ``fast`` gives the device whose products are torch's and depend on the batch.
+    """
     try:
+        if fast:
+            from .cpu_fast import FastCpuDevice
+
+            return OpenedCpu(FastCpuDevice(threads), None)
         return OpenedCpu(CpuDevice(threads), None)
     except NativeBuildError as error:
         from .cpu_torch import TorchCpuDevice  # torch takes a second to import; only when needed

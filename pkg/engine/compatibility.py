@@ -22,6 +22,7 @@ def compatibility(
     descriptor: ModelDescriptor,
     layout: StateLayout,
     storages: tuple[Storage, Storage],  # of pages, of weights
+    mode: str,  # whether bits depend on the batch
     device_identity: tuple[tuple[str, str], ...],
 ) -> identity.Compatibility:
     """``weights`` is the identity of the weight files."""
@@ -37,7 +38,7 @@ def compatibility(
         variant=identity.ExecutionVariant(
             name="cpu",
             cache_storage=tuple(pages.name.lower() for _ in layout.groups),
-            numerical_mode=f"exact, weights {weight_storage.name.lower()}",
+            numerical_mode=f"{mode}, weights {weight_storage.name.lower()}",
             page_layout="page of slabs and layers",
             depends_on=device_identity,
         ),

@@ -46,6 +46,7 @@ class EngineOptions:
     kv_storage: Storage = Storage.F32
     weight_storage: Storage = Storage.F32
     cache: Path | None = None  # of converted models
+    fast: bool = False  # torch's products: bits depend on the batch, the fingerprint differs
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -243,7 +244,7 @@ def _open(
         raise BadInputError(
             f"context must lie in [1, {descriptor.context}] for this model, not {context}"
         )
-    device, notice = open_cpu(options.threads)
+    device, notice = open_cpu(options.threads, fast=options.fast)
     layout = state_layout(descriptor, options.kv_storage, options.page_tokens)
     facts = ModelFacts(
         name=name_or_path,
@@ -254,6 +255,7 @@ def _open(
             descriptor,
             layout,
             (options.kv_storage, options.weight_storage),
+            "fast" if options.fast else "exact",
             device.identity,
         ),
         context=context,

@@ -12,6 +12,7 @@ from streams import Stream, all_logits, greedy, poison_all, tables
 from tiny_models import reference
 
 from pagetrail.engine.model import EngineModel, EngineOptions, load
+from pagetrail.kernels.abi import Storage
 
 PROMPT = (
     "Licensed under the Apache License, Version 2.0: you may not use this file except in "
@@ -93,3 +94,19 @@ def test_logits_have_the_same_bits_whatever_the_batch_the_chunks_the_pages_and_t
     solo = [greedy(model, [prompt], new=8)[0].out for prompt in (first, *others)]
     together = greedy(model, [first, *others], new=8, chunk=40, seed=3)
     assert [stream.out for stream in together] == solo
+
+
+@pytest.mark.parametrize("storage", list(Storage))
+@pytest.mark.parametrize("fast", [False, True])
+def test_every_weight_storage_and_mode_stays_near_the_reference(
+    tiny_model: Callable[[str], Path], storage: Storage, fast: bool
+) -> None:
+    directory = tiny_model("llama")
+    options = EngineOptions(pages=64, weight_storage=storage, kv_storage=storage, fast=fast)
+    model = load(str(directory), options)
+    tokens = prompts(model)[0]
+    with torch.inference_mode():
+        want = reference(directory)(torch.tensor([tokens])).logits[0].numpy()
+    got = all_logits(model, Stream(tables(model, 0, 24), tokens), chunk=48)
+    tolerance = {Storage.F32: 2e-6, Storage.F16: 3e-3, Storage.BF16: 3e-2}[storage]
+    assert np.linalg.norm(got - want) / np.linalg.norm(want) < tolerance

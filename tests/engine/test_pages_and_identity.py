@@ -193,8 +193,9 @@ def test_the_fingerprint_differs_wherever_a_bit_could(tiny_model: Maker, tmp_pat
         opened(tiny_model("llama"), kv_storage=Storage.F16),
         opened(tiny_model("llama"), weight_storage=Storage.BF16),
         opened(tiny_model("qwen2")),
+        opened(tiny_model("llama"), fast=True),
         opened(tmp_path),  # equal weights, other rotary base
     ]
     found = {base.fingerprint(), *(model.fingerprint() for model in others)}
-    assert len(found) == 5
+    assert len(found) == 6
     assert others[-1].facts.compatibility.weights == base.facts.compatibility.weights
