@@ -83,8 +83,8 @@ class Worker:
         """Builds the parts; ``opened`` closes them in the reverse order."""
         config, worker = self._config, self._config.worker
         directory = Path(config.run.directory)
+        self.model = _load(config)  # before anything is written
         stores = _stores(config, directory)
-        self.model = _load(config)
         index = LiveIndex()
         self._log = LogClient(
             directory,

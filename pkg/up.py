@@ -6,8 +6,10 @@ told (the demo does), and ends them in the order that loses nothing.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,9 +19,23 @@ from pathlib import Path
 from typing import IO, Any
 
 from pagetrail.catalog.errors import BadInputError, PagetrailError
+from pagetrail.config import Config
 
 START_TIMEOUT_S = 180.0
 STOP_TIMEOUT_S = 60.0
+SPACE_MIN_BYTES = 4_096
+
+
+def check_before_start(config: Config, port: int) -> None:
+    """What would end a cluster while it starts, found before anything is written.
+
+    Raises BadInputError (and its kinds) for a model that cannot be opened and a port in use.
+    """
+    from pagetrail.engine.weights import open_model
+    from pagetrail.sockets import listen
+
+    open_model(config.model.name)
+    listen(config.gateway.host, port).close()
 
 
 @dataclass(slots=True)
@@ -222,4 +238,8 @@ def _first_line(pipe: IO[bytes], deadline_s: float) -> bytes:
 
 def _last_words(errors: Path) -> str:
     text = errors.read_text(encoding="utf-8", errors="replace").strip()
-    return text.splitlines()[-1][:500] if text else "it said nothing"
+    if text:
+        return text.splitlines()[-1][:500]
+    if shutil.disk_usage(errors).free < SPACE_MIN_BYTES:
+        return f"{os.strerror(errno.ENOSPC)} ({errors.parent}), not even for its message; make room"
+    return "it said nothing"

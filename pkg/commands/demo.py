@@ -10,6 +10,7 @@ import click
 import msgspec
 
 from pagetrail.catalog.errors import BadInputError
+from pagetrail.commands.options import configuration
 
 
 @click.command(name="demo")
@@ -48,7 +49,10 @@ def command(
     from pagetrail.demo.table import print_figures
     from pagetrail.demo.workload import make_workload
     from pagetrail.replay.report import write_report
+    from pagetrail.up import check_before_start
 
+    settings = () if model is None else (f"model.name={model}",)
+    check_before_start(configuration(None, settings, {}).config, 0)
     where = _empty_directory(directory)
     console = Console(stderr=as_json)
     workload = make_workload(seed)

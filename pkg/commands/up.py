@@ -10,7 +10,7 @@ from types import FrameType
 import click
 
 from pagetrail.catalog.errors import BadInputError
-from pagetrail.commands.options import config_options
+from pagetrail.commands.options import config_options, configuration
 
 WORKERS_MAX = 64
 CHECK_S = 0.5
@@ -45,7 +45,7 @@ def command(
     model: str | None,
 ) -> None:
     """Start writer, gateway and workers on loopback and serve until Ctrl-C."""
-    from pagetrail.up import ClusterOptions, LocalCluster
+    from pagetrail.up import ClusterOptions, LocalCluster, check_before_start
 
     settings = set_ if model is None else (*set_, f"model.name={model}")
     stopping = False
@@ -58,6 +58,7 @@ def command(
         signal.signal(number, stop)
     if directory.exists() and not directory.is_dir():
         raise BadInputError(f"{directory} is no directory; choose another with --directory")
+    check_before_start(configuration(config, settings, {}).config, port)
     options = ClusterOptions(directory, workers, settings, gateway_port=port, config=config)
     with LocalCluster(options) as cluster:
         click.echo(f"serving {cluster.model} at {cluster.url}/v1 (Ctrl-C stops it)")

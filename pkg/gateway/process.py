@@ -8,7 +8,7 @@ import signal
 import socket
 import stat
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -19,6 +19,7 @@ from pagetrail.catalog.errors import BadInputError, PagetrailError
 from pagetrail.config import Config
 from pagetrail.controlplane.log.endpoints import ClientKeys
 from pagetrail.engine.model import EngineOptions, model_facts
+from pagetrail.sockets import listen
 
 from .http import Served, Surface
 from .service import RouterService
@@ -56,7 +57,7 @@ def run_gateway(
             pages=1, page_tokens=config.worker.page_tokens, context=config.worker.context
         ),
     )
-    listener = _listen(config.gateway.host, config.gateway.port)
+    listener = listen(config.gateway.host, config.gateway.port)
     api_keys = _api_keys(config.gateway.api_keys_file)
     row_bytes = sum(slab.layers * slab.row_bytes for slab in facts.layout.slabs)
     router = RouterService(
@@ -75,10 +76,18 @@ def run_gateway(
     asyncio.run(_serve(router, app, listener, lambda: ready(line)))
 
 
+class _Server(uvicorn.Server):
+    """uvicorn without its signal handlers: the process ends its router first, then the server."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
 async def _serve(
     router: RouterService, app: object, listener: socket.socket, ready: Callable[[], None]
 ) -> None:
-    server = uvicorn.Server(
+    server = _Server(
         uvicorn.Config(
             app,  # type: ignore[arg-type]
             log_level="warning",
@@ -92,9 +101,7 @@ async def _serve(
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.set)
     await router.start()
-    with contextlib.suppress(NotImplementedError):
-        server.install_signal_handlers = lambda: None  # type: ignore[attr-defined]
-    serving = asyncio.create_task(server._serve(sockets=[listener]))
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
     ready()
     waits = [
         asyncio.create_task(stopping.wait()),
@@ -109,21 +116,6 @@ async def _serve(
     await router.close()
     if router.failure is not None:
         raise PagetrailError(f"the router stopped: {router.failure}") from router.failure
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((host, port))
-    except OSError as error:
-        listener.close()
-        raise BadInputError(
-            f"cannot listen on {host}:{port}: {error.strerror}; choose another with gateway.port "
-            "(0 takes any free one)"
-        ) from error
-    return listener
 
 
 def _api_keys(file: str | None) -> frozenset[str]:
