@@ -26,7 +26,7 @@ from .abi import (
     check_page_tokens,
     check_slots,
 )
-from .cuda import operations, paged
+from .cuda import copies, operations
 from .cuda.arrays import DeviceArray, Element, PoolArray
 from .cuda.launch import Launch
 from .cuda_runtime import CudaRuntime
@@ -107,7 +107,7 @@ class CudaDevice:
         if isinstance(slots, np.ndarray):
             check_slots(slots, pools[0].pages * pools[0].page_tokens)
         staged = self._staged_with(slots)
-        # Tensors made here live until the launches are on the stream, which then orders their reuse.
+        # Tensors made here must live until the launches are on the stream that orders their reuse.
         on_card = [self._to_card(array) for array in (*rows, *(() if staged else (slots,)))]
         arrays = [self._describe(tensor) for tensor in on_card]
         where = staged.slots if staged else arrays[-1]
@@ -179,7 +179,7 @@ class CudaDevice:
             raise KernelInputError(f"pages {source} and {target} must lie in [0, {pool.pages})")
         lists = self._to_card(np.array([source, target], np.int32))
         at = lists.data_ptr()
-        self._run(paged.page_copy(self._pool(pool).extent(), at, at + 4, 1))
+        self._run(copies.page_copy(self._pool(pool).extent(), at, at + 4, 1))
 
     def poison(self, pool: PagePool, page_ids: Int32s) -> None:
         ids = self._torch.from_numpy(page_ids.astype(np.int64)).to(self._runtime.device)
@@ -204,7 +204,7 @@ class CudaDevice:
         with self._torch.cuda.stream(stream):
             ids = self._to_card(np.ascontiguousarray(page_ids, np.int32), stream)
             packed = self._empty_bytes(count)
-            launches = paged.gather(view.extent(), packed.data_ptr(), ids.data_ptr(), start, end)
+            launches = copies.gather(view.extent(), packed.data_ptr(), ids.data_ptr(), start, end)
             self._run(launches, stream)
             self._pinned.buffer(index)[:count].copy_(packed, non_blocking=True)
         return Transfer(self._pinned, index, count, self._runtime.event(stream))
@@ -235,7 +235,7 @@ class CudaDevice:
             on_card = self._empty_bytes(count)
             on_card.copy_(self._pinned.buffer(index)[:count], non_blocking=True)
             at = on_card.data_ptr()
-            self._run(paged.scatter(view.extent(), at, ids.data_ptr(), start, end), stream)
+            self._run(copies.scatter(view.extent(), at, ids.data_ptr(), start, end), stream)
         event = self._runtime.event(stream)
         self._runtime.compute.wait_event(event)
         return Transfer(self._pinned, index, count, event)

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from enum import Enum
 
 from ..abi import KernelInputError, RaggedBatch, SlabSpec, Storage
-from .paged import BatchLayout, PageExtent, SlabLayer
+from .copies import PageExtent
+from .paged import BatchLayout, SlabLayer
 
 
 class Element(Enum):

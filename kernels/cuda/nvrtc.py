@@ -1,4 +1,4 @@
-"""Compiles kernel modules with NVRTC: to PTX text or to a cubin for one architecture. No card needed.
+"""Compiles kernel modules with NVRTC, to PTX text or to a cubin; no card is needed.
 
 NVRTC is imported when it is first asked for; its absence is a clear error. Cubins are kept in a
 cache directory, named by a digest of sources, options and NVRTC's version.

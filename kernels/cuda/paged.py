@@ -1,4 +1,4 @@
-"""Which launches carry out one paged operation: append, attention, copies of pages and rows.
+"""Which launches carry out one paged operation: append or attention.
 
 Pure: addresses and sizes in, launches out. Chooses the kernel (tensor cores where storage and
 widths allow it, else the reference), the grid and the shared memory; the sizes mirror
@@ -24,7 +24,6 @@ THREADS = 32 * WARPS
 LINES_PER_TILE = 16
 APPEND_THREADS = 256
 APPEND_UNIT_ELEMENTS = 8
-COPY_THREADS = 256
 GRID_BLOCKS_MAX = 4_096  # of a grid that strides over its work
 SHARED_BYTES_MAX = 227 * 1024  # of one block on sm_90
 _THREE_STAGES_ELEMENTS_MAX = 20_480
@@ -111,18 +110,6 @@ class AttentionCall:
     scale: float
 
 
-@dataclass(frozen=True, slots=True)
-class PageExtent:
-    """A slab's pool in bytes, for copies that know no element type."""
-
-    address: int
-    layers: int
-    layer_bytes: int
-    page_bytes: int
-    row_bytes: int
-    page_tokens: int
-
-
 def append(call: AppendCall) -> tuple[Launch, ...]:
     """Launches that write the rows into their slabs; none when there are no rows."""
     if not 1 <= len(call.rows) <= 2:
@@ -136,7 +123,7 @@ def append(call: AppendCall) -> tuple[Launch, ...]:
         * call.heads
         * max(-(-rows.slab.width // APPEND_UNIT_ELEMENTS) for rows in call.rows)
     )
-    arguments = (
+    arguments: tuple[np.generic, ...] = (
         address(first.address),
         address(second.address),
         address(call.slots),
@@ -152,7 +139,7 @@ def append(call: AppendCall) -> tuple[Launch, ...]:
         np.int32(call.heads),
         np.int32(first.slab.width),
         np.int32(second.slab.width),
-        _shift(call.page_tokens),
+        page_shift(call.page_tokens),
     )
     kernel = f"kv_append_{call.storage.name.lower()}"
     grid = (min(GRID_BLOCKS_MAX, -(-units // APPEND_THREADS)), 1, 1)
@@ -226,36 +213,6 @@ def attention_shared_bytes(module: SourceModule, tiles: int) -> int:
     return 2 * elements + 4 * 2 * WARPS * lines
 
 
-def page_copy(extent: PageExtent, sources: int, targets: int, count: int) -> tuple[Launch, ...]:
-    """Copies ``count`` pages over all layers; both lists are int32 on the device."""
-    if count == 0:
-        return ()
-    arguments = (
-        address(extent.address),
-        address(sources),
-        address(targets),
-        np.int32(count),
-        np.int32(extent.layers),
-        np.int64(extent.layer_bytes),
-        np.int64(extent.page_bytes),
-    )
-    return (_copy_launch("page_copy", count * extent.layers, arguments),)
-
-
-def gather(
-    extent: PageExtent, packed: int, page_ids: int, start: int, end: int
-) -> tuple[Launch, ...]:
-    """Token rows ``[start, end)`` of a page table, layer by layer, into packed bytes."""
-    return _move("page_gather", extent, packed, page_ids, start, end)
-
-
-def scatter(
-    extent: PageExtent, packed: int, page_ids: int, start: int, end: int
-) -> tuple[Launch, ...]:
-    """The inverse of ``gather``."""
-    return _move("page_scatter", extent, packed, page_ids, start, end)
-
-
 def _no_rows(like: AppendRows) -> AppendRows:
     return replace(like, address=0, slab=replace(like.slab, address=0, width=0))
 
@@ -277,7 +234,7 @@ def _tensor_core(call: AttentionCall, module: SourceModule) -> Launch:
     lines = call.batch.rows_per_item_max * (call.q_heads // call.kv_heads)
     tiles = row_tiles(module, lines)
     second = call.keys[1] if len(call.keys) == 2 else call.values
-    arguments = (
+    arguments: tuple[np.generic, ...] = (
         address(call.q),
         address(call.keys[0].address),
         address(second.address),
@@ -291,7 +248,7 @@ def _tensor_core(call: AttentionCall, module: SourceModule) -> Launch:
         np.int64(call.out_row_stride),
         *call.keys[0].strides,
         *second.strides,
-        _shift(call.batch.page_tokens),
+        page_shift(call.batch.page_tokens),
         np.int32(call.q_storage),
         np.int32(call.out_storage),
         np.int32(call.q_heads),
@@ -320,7 +277,7 @@ def attention_kernel(module: SourceModule, storage: Storage, tiles: int) -> str:
 
 
 def _merge(call: AttentionCall) -> Launch:
-    arguments = (
+    arguments: tuple[np.generic, ...] = (
         address(call.partial_o),
         address(call.partial_lse),
         address(call.batch.merge_indptr),
@@ -338,7 +295,7 @@ def _merge(call: AttentionCall) -> Launch:
 def _reference(call: AttentionCall) -> Launch:
     first = call.keys[0]
     second = call.keys[1] if len(call.keys) == 2 else replace(first, address=0, width=0)
-    arguments = (
+    arguments: tuple[np.generic, ...] = (
         address(call.q),
         address(first.address),
         address(second.address),
@@ -352,7 +309,7 @@ def _reference(call: AttentionCall) -> Launch:
         *second.strides,
         *call.values.strides,
         np.int32(call.batch.sequences),
-        _shift(call.batch.page_tokens),
+        page_shift(call.batch.page_tokens),
         np.int32(call.q_storage),
         np.int32(call.storage),
         np.int32(call.out_storage),
@@ -369,30 +326,6 @@ def _reference(call: AttentionCall) -> Launch:
     return Launch(SourceModule("gqa_ref.cu"), "gqa_ref", grid, 32, shared, arguments)
 
 
-def _move(
-    kernel: str, extent: PageExtent, packed: int, page_ids: int, start: int, end: int
-) -> tuple[Launch, ...]:
-    if start == end:
-        return ()
-    arguments = (
-        address(extent.address),
-        address(packed),
-        address(page_ids),
-        np.int32(start),
-        np.int32(end - start),
-        np.int32(extent.layers),
-        _shift(extent.page_tokens),
-        np.int64(extent.layer_bytes),
-        np.int64(extent.page_bytes),
-        np.int64(extent.row_bytes),
-    )
-    return (_copy_launch(kernel, (end - start) * extent.layers, arguments),)
-
-
-def _copy_launch(kernel: str, units: int, arguments: tuple[np.generic, ...]) -> Launch:
-    grid = (min(GRID_BLOCKS_MAX, units), 1, 1)
-    return Launch(SourceModule("pages.cu"), kernel, grid, COPY_THREADS, 0, arguments)
-
-
-def _shift(page_tokens: int) -> np.int32:
+def page_shift(page_tokens: int) -> np.int32:
+    """log2 of the page size, which is a power of two."""
     return np.int32(page_tokens.bit_length() - 1)

@@ -1,7 +1,7 @@
 """Append into 8-bit pools with a scale per row and head: which launch, and its checks.
 
-A reader gets ``code * scale``. Pools are ``uint8[pages, page_tokens, heads, width]`` (e4m3 codes, or
-the bits of signed bytes), scales ``float32[pages, page_tokens, heads]``; both contiguous. No
+A reader gets ``code * scale``. Pools are ``uint8[pages, page_tokens, heads, width]`` (e4m3 codes,
+or the bits of signed bytes), scales ``float32[pages, page_tokens, heads]``; both contiguous. No
 attention kernel reads these pools yet.
 """
 

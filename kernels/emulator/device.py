@@ -24,7 +24,7 @@ from ..abi import (
     check_page_tokens,
     check_slots,
 )
-from ..cuda import operations, paged
+from ..cuda import copies, operations
 from ..cuda.arrays import (
     ELEMENT_OF,
     DeviceArray,
@@ -125,7 +125,7 @@ class EmulatedDevice:
         lists = np.array([source, target], np.int32)
         extent = _pool(pool).extent()
         at = describe(lists).address
-        self._run(paged.page_copy(extent, at, at + lists.itemsize, 1))
+        self._run(copies.page_copy(extent, at, at + lists.itemsize, 1))
 
     def gather(
         self, pool: PagePool, page_ids: Int32s, start: int, end: int
@@ -135,7 +135,7 @@ class EmulatedDevice:
         ids = np.ascontiguousarray(page_ids, np.int32)
         packed = np.empty(pool.spec.layers * (end - start) * pool.spec.row_bytes, np.uint8)
         at = describe(packed).address
-        self._run(paged.gather(view.extent(), at, describe(ids).address, start, end))
+        self._run(copies.gather(view.extent(), at, describe(ids).address, start, end))
         return packed
 
     def scatter(
@@ -151,7 +151,7 @@ class EmulatedDevice:
             )
         ids = np.ascontiguousarray(page_ids, np.int32)
         at = describe(packed).address
-        self._run(paged.scatter(view.extent(), at, describe(ids).address, start, end))
+        self._run(copies.scatter(view.extent(), at, describe(ids).address, start, end))
 
     def poison(self, pool: PagePool, page_ids: Int32s) -> None:
         bits = pool.array.view(np.uint32 if pool.spec.storage is Storage.F32 else np.uint16)

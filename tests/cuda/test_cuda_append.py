@@ -1,4 +1,4 @@
-"""Append and page copies of the CUDA sources, run by the host emulator, against numpy and the CPU."""
+"""Append and page copies of the CUDA sources, run by the emulator, against numpy and the CPU."""
 
 from __future__ import annotations
 

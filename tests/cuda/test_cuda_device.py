@@ -181,7 +181,7 @@ def test_split_rows_past_their_room_are_refused(recorder: Recorder) -> None:
 def test_without_a_card_the_reason_is_said() -> None:
     if torch.cuda.is_available():
         pytest.skip("there is a card here")
-    with pytest.raises(CudaUnavailableError, match="not installed|sees no card"):
+    with pytest.raises(CudaUnavailableError, match=r"not installed|sees no card"):
         CudaRuntime.open()
 
 

@@ -69,7 +69,7 @@ def test_a_divergent_shuffle_is_named_with_its_line(tmp_path: Path) -> None:
     mutant = next(m for m in ALL if m.file == "gqa_ref.cu")
     kernels = plant(mutant, tmp_path)
     launcher = HostLauncher(0, partial(build_module, kernels=kernels))
-    with pytest.raises(EmulatorError, match="a lane left|different warp operations|deadlock"):
+    with pytest.raises(EmulatorError, match=r"a lane left|different warp operations|deadlock"):
         fill(CASES[0], EmulatedDevice(launcher, reference=True)).run()
 
 
