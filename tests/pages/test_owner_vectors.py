@@ -7,6 +7,7 @@ import pytest
 from pagetrail.catalog.errors import BadInputError
 from pagetrail.catalog.kinds.worker import (
     AdoptionUndone,
+    MarkArmed,
     NodesEvicted,
     PagesAdopted,
     PagesPinned,
@@ -512,4 +513,36 @@ def test_a_prompt_is_adopted_only_where_its_window_is_whole() -> None:
     owner.apply(PagesAdopted(2, 1, 5))
     owner.apply(PagesPromised(2, owner.growth(2, 40)))
     owner.apply(RowsAdvanced(((2, 20),)))
+    owner.check()
+
+
+# -------------------------------------------------------------------- splits under leases, slots
+
+
+def test_a_lease_holds_both_parts_of_a_run_that_is_split_under_it() -> None:
+    owner = owner_of(8, 4)
+    begin(owner, 1, 3, 6)
+    owner.apply(PagesPinned(1, 1, 0, 2))
+    owner.apply(RowsAdvanced(((1, 1),)))  # copies the pinned last column: the run is split
+    owner.check()
+    owner.apply(StreamFinished(1, 0))
+    owner.check()
+    assert owner.free() == (6,)
+    owner.apply(PagesUnpinned(1))
+    owner.check()
+    assert owner.free() == (8,)
+
+
+def test_a_second_snapshot_of_the_same_prompt_gives_its_slot_back() -> None:
+    owner = PageOwner((PoolSpec("kv", 0, 16, 1),), 4, 0, 16, 16, 2)
+    for stream in (1, 2):
+        owner.apply(PagesAdopted(stream, 0, 0))
+        owner.apply(PagesPromised(stream, (3,)))
+        owner.apply(MarkArmed(stream, 2))
+        owner.apply(RowsAdvanced(((stream, 12),)))
+    assert owner.free_slots() == 0
+    owner.apply(PromptKept(1, 0, 0, 3))
+    assert owner.resume_point(owner.kept_path(1)[-1][0], 3) == (1, 2)
+    owner.apply(PromptKept(2, owner.kept_path(1)[-1][0], 3, 3))
+    assert owner.free_slots() == 1
     owner.check()
