@@ -12,13 +12,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from .abi import KernelInputError
 from .cuda.launch import Launch, SourceModule
 from .cuda.nvrtc import cubin_file
 
 LOW_PRIORITY = 0  # of torch streams; -1 is high
 HIGH_PRIORITY = -1
 SHARED_BYTES_WITHOUT_OPT_IN = 48 * 1024
-ARCHITECTURES = ("sm_80", "sm_86", "sm_89", "sm_90")
+SHARED_BYTES_MAX = {"sm_80": 163 * 1024, "sm_90": 227 * 1024}  # of one block
 
 
 class CudaUnavailableError(RuntimeError):
@@ -40,9 +41,9 @@ class CudaRuntime:
         self.device = torch.device("cuda", index)
         major, minor = torch.cuda.get_device_capability(self.device)
         self.architecture = f"sm_{major}{minor}"
-        if self.architecture not in ARCHITECTURES:
+        if self.architecture not in SHARED_BYTES_MAX:
             raise CudaUnavailableError(
-                f"the kernels are built for {', '.join(ARCHITECTURES)}, the card is "
+                f"the kernels are built for {', '.join(SHARED_BYTES_MAX)}, the card is "
                 f"{self.architecture}; use the CPU device"
             )
         self.compute = torch.cuda.Stream(self.device, priority=HIGH_PRIORITY)
@@ -72,6 +73,12 @@ class CudaRuntime:
 
         Must have run for every launch of a step before the step is captured.
         """
+        most = SHARED_BYTES_MAX[self.architecture]
+        if what.shared_bytes > most:
+            raise KernelInputError(
+                f"{what.kernel} needs {what.shared_bytes} bytes of shared memory a block, "
+                f"{self.architecture} has {most}; use narrower heads or the CPU device"
+            )
         key = (what.module, what.kernel)
         if what.module not in self._modules:
             path = self._compiled(what.module, self.architecture)

@@ -124,7 +124,7 @@ class Event:
 class RecordingTorch:
     """torch with the card's memory on the host."""
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: Recorder, capability: tuple[int, int] = (9, 0)) -> None:
         self._recorder = recorder
         self.cuda = SimpleNamespace(
             Stream=lambda device, priority: Stream(recorder, device, priority),
@@ -132,7 +132,7 @@ class RecordingTorch:
             CUDAGraph=lambda: Graph(recorder),
             graph=self._graph,
             stream=self._stream,
-            get_device_capability=lambda device: (9, 0),
+            get_device_capability=lambda device: capability,
             get_device_properties=lambda device: SimpleNamespace(multi_processor_count=4),
         )
 

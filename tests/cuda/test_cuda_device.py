@@ -38,8 +38,10 @@ def device(recorder: Recorder) -> CudaDevice:
     return made(recorder)
 
 
-def made(recorder: Recorder, options: CudaOptions = SMALL) -> CudaDevice:
-    cupy, fake = RecordingCupy(recorder), RecordingTorch(recorder)
+def made(
+    recorder: Recorder, options: CudaOptions = SMALL, capability: tuple[int, int] = (9, 0)
+) -> CudaDevice:
+    cupy, fake = RecordingCupy(recorder), RecordingTorch(recorder, capability)
     return CudaDevice(CudaRuntime(cupy, fake, compiled=recorder.compiled), options)
 
 
@@ -188,3 +190,15 @@ def test_without_a_card_the_reason_is_said() -> None:
 def test_mla_runs_through_the_same_calls(device: CudaDevice) -> None:
     case = Paged(((1, 300), (2, 20)), kv_heads=1, group=4, rotary=16)
     assert bits(run(case, device)) == bits(run(case, EmulatedDevice(HostLauncher())))
+
+
+def test_a_card_of_another_kind_is_refused(recorder: Recorder) -> None:
+    with pytest.raises(CudaUnavailableError, match="the card is sm_75"):
+        made(recorder, capability=(7, 5))
+
+
+def test_a_kernel_that_the_card_has_no_shared_memory_for_is_refused(recorder: Recorder) -> None:
+    device = made(recorder, capability=(8, 0))
+    case = Paged(((1, 20),), kv_heads=1, group=16, width=512, rotary=64)
+    with pytest.raises(KernelInputError, match="bytes of shared memory a block, sm_80 has"):
+        run(case, device)
