@@ -253,9 +253,16 @@ class SocketsConfig(msgspec.Struct, frozen=True, kw_only=True):
         FilePath | None,
         Meta(description="The writer's public CURVE key (a `.key` file), for its clients."),
     ] = None
+    gateway_public_key_file: Annotated[
+        FilePath | None,
+        Meta(description="The gateway's public CURVE key (a `.key` file), for its workers."),
+    ] = None
     client_keys_directory: Annotated[
         FilePath | None,
-        Meta(description="Public keys (`.key` files) of the clients the writer lets in."),
+        Meta(
+            description="Public keys (`.key` files) of the clients that the writer, or the gateway "
+            "for its workers, lets in."
+        ),
     ] = None
     live_frames: Annotated[
         int,

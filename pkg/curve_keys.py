@@ -54,6 +54,31 @@ def client_keys(sockets: SocketsConfig) -> ClientKeys | None:
     return ClientKeys(public=public, secret=secret, server=server)
 
 
+def gateway_server_keys(sockets: SocketsConfig) -> ServerKeys | None:
+    """The gateway's keys and the workers it lets in; None when it lets in none by key.
+
+    Raises BadInputError as `server_keys` does.
+    """
+    return None if sockets.client_keys_directory is None else server_keys(sockets)
+
+
+def gateway_client_keys(sockets: SocketsConfig) -> ClientKeys | None:
+    """The keys of a worker that connects to the gateway; None when none are configured.
+
+    Raises BadInputError as `server_keys` does.
+    """
+    if sockets.gateway_public_key_file is None:
+        return None
+    if sockets.secret_key_file is None:
+        raise BadInputError(
+            "sockets.gateway_public_key_file needs sockets.secret_key_file; set both, or neither "
+            "for a gateway on loopback"
+        )
+    public, secret = _secret_pair(Path(sockets.secret_key_file))
+    server, _ = _certificate(Path(sockets.gateway_public_key_file))
+    return ClientKeys(public=public, secret=secret, server=server)
+
+
 def create_key_pair(directory: Path, name: str) -> tuple[Path, Path]:
     """Writes `name.key` and `name.key_secret` (readable by its owner only) into a directory.
 

@@ -19,7 +19,7 @@ import zmq
 from pagetrail.catalog.errors import BadInputError, PagetrailError
 from pagetrail.controlplane.cluster import wire
 from pagetrail.controlplane.log.curve import secure_client
-from pagetrail.controlplane.log.endpoints import ClientKeys
+from pagetrail.controlplane.log.endpoints import ClientKeys, check_endpoint
 
 LINK_QUEUE_MAX = 1 << 18
 POLL_MS = 50
@@ -36,6 +36,7 @@ class GatewayLink:
         keys: ClientKeys | None,
         heartbeat_ns: int,
     ) -> None:
+        check_endpoint(endpoint, keys=keys is not None)
         self._hello = hello
         self._heartbeat_ns = heartbeat_ns
         self._received = received

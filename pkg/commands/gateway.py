@@ -28,7 +28,7 @@ def command(
     Prints one JSON line as soon as it serves.
     """
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # read when torch is imported
-    from pagetrail.curve_keys import client_keys
+    from pagetrail.curve_keys import client_keys, gateway_server_keys
     from pagetrail.gateway.process import GatewayReady, run_gateway
 
     settings = configuration(
@@ -50,4 +50,5 @@ def command(
         settings.writer.publish,
         ready,
         keys=client_keys(settings.sockets),
+        worker_keys=gateway_server_keys(settings.sockets),
     )

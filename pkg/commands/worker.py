@@ -32,7 +32,7 @@ def command(
     Prints one JSON line as soon as it serves.
     """
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # read when torch is imported
-    from pagetrail.curve_keys import client_keys
+    from pagetrail.curve_keys import client_keys, gateway_client_keys
     from pagetrail.daemon import Endpoints, Worker
 
     settings = configuration(
@@ -48,6 +48,7 @@ def command(
         settings,
         Endpoints(settings.writer.bind, settings.writer.publish, settings.gateway.cluster),
         keys=client_keys(settings.sockets),
+        gateway_keys=gateway_client_keys(settings.sockets),
     )
     stopping = False
 

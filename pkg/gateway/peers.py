@@ -12,10 +12,13 @@ from dataclasses import dataclass
 
 import zmq
 import zmq.asyncio
+from zmq.auth.thread import ThreadAuthenticator
 
 from pagetrail.catalog.errors import BadInputError
 from pagetrail.catalog.kinds.router import RouterStarted
 from pagetrail.controlplane.cluster import wire
+from pagetrail.controlplane.log.curve import secure_server
+from pagetrail.controlplane.log.endpoints import ServerKeys, check_endpoint
 
 SEND_QUEUE_MAX = 65_536  # messages queued for one worker; beyond it they are lost, as on a bad line
 
@@ -33,8 +36,15 @@ class Peer:
 class Peers:
     """See the module. Belongs to one event loop."""
 
-    def __init__(self, endpoint: str, start: RouterStarted, heartbeat_ms: int) -> None:
-        """Raises BadInputError when the endpoint cannot be bound."""
+    def __init__(
+        self,
+        endpoint: str,
+        start: RouterStarted,
+        heartbeat_ms: int,
+        keys: ServerKeys | None,
+    ) -> None:
+        """Raises BadInputError when the endpoint cannot be bound, or may not be without keys."""
+        check_endpoint(endpoint, keys=keys is not None)
         self._start = start
         self._heartbeat_ms = heartbeat_ms
         self._peers: dict[str, Peer] = {}
@@ -43,7 +53,13 @@ class Peers:
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)  # a worker that connects anew is itself
         self._socket.setsockopt(zmq.SNDHWM, SEND_QUEUE_MAX)
+        self._authenticator: ThreadAuthenticator | None = None
         try:
+            if keys is not None:
+                shared: zmq.Context[zmq.Socket[bytes]]
+                shared = zmq.Context.shadow(self._context.underlying)
+                socket: zmq.Socket[bytes] = zmq.Socket.shadow(self._socket.underlying)
+                self._authenticator = secure_server(shared, [socket], keys)
             self._socket.bind(endpoint)
         except zmq.ZMQError as error:
             self.close()
@@ -56,6 +72,8 @@ class Peers:
     def close(self) -> None:
         """Close the socket; workers see it go."""
         self._socket.close(0)
+        if self._authenticator is not None:
+            self._authenticator.stop()
         self._context.term()
 
     def all(self) -> list[Peer]:

@@ -17,7 +17,7 @@ import uvicorn
 from pagetrail.catalog import identity
 from pagetrail.catalog.errors import BadInputError, PagetrailError
 from pagetrail.config import Config
-from pagetrail.controlplane.log.endpoints import ClientKeys
+from pagetrail.controlplane.log.endpoints import ClientKeys, ServerKeys
 from pagetrail.engine.model import EngineOptions, model_facts
 from pagetrail.sockets import listen
 
@@ -49,6 +49,7 @@ def run_gateway(
     ready: Callable[[GatewayReady], None],
     *,
     keys: ClientKeys | None = None,
+    worker_keys: ServerKeys | None = None,
 ) -> None:
     """Serve until SIGTERM or SIGINT. Raises BadInputError for what cannot be served."""
     facts = model_facts(
@@ -67,6 +68,7 @@ def run_gateway(
         writer,
         publish,
         keys=keys,
+        worker_keys=worker_keys,
     )
     served = Served(served_name(config), facts.context, facts.tokenizer, int(time.time()))
     app = Surface(router, served, api_keys).app()

@@ -32,7 +32,7 @@ from pagetrail.controlplane.cluster.messages import (
 from pagetrail.controlplane.cluster.router import RouterMachine
 from pagetrail.controlplane.cluster.router_view import RouterView
 from pagetrail.controlplane.journal import Journal
-from pagetrail.controlplane.log.endpoints import ClientKeys
+from pagetrail.controlplane.log.endpoints import ClientKeys, ServerKeys
 from pagetrail.controlplane.log.errors import HeadroomError
 from pagetrail.controlplane.log.frames import Frame
 from pagetrail.log_client import LogClient
@@ -65,6 +65,7 @@ class RouterService:
         publish: str,
         *,
         keys: ClientKeys | None = None,
+        worker_keys: ServerKeys | None = None,
     ) -> None:
         """Opens the log and catches up; the caller's loop is used from ``start`` on."""
         self._config = config
@@ -98,7 +99,9 @@ class RouterService:
             KEYFRAME_EVERY,
         )
         try:
-            self._peers = Peers(config.gateway.cluster, start, config.gateway.heartbeat_ms)
+            self._peers = Peers(
+                config.gateway.cluster, start, config.gateway.heartbeat_ms, worker_keys
+            )
         except PagetrailError:
             self._log.close()
             raise

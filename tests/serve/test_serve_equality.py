@@ -25,7 +25,13 @@ from serving import Oracle, completion, prompt_tokens, wait_until_settled
 from pagetrail.catalog.facts import KINDS, Role, decode_body
 from pagetrail.catalog.identity import content_id, salted_root
 from pagetrail.catalog.kinds.content import Node, Part, Tier
-from pagetrail.catalog.kinds.worker import RequestQueued, RouteForked, RowsAdvanced, RowsRestored
+from pagetrail.catalog.kinds.worker import (
+    PagesAdopted,
+    RequestQueued,
+    RouteForked,
+    RowsAdvanced,
+    RowsRestored,
+)
 from pagetrail.controlplane.log.reader import read_log
 from pagetrail.demo.run import ANSWER_TOKENS, SETTINGS
 from pagetrail.demo.workload import Conversation, make_workload, messages
@@ -135,12 +141,10 @@ def check_rows(directory: Path, new: int) -> Counter[Tier]:
                 restored[Tier(body.tier)] += body.rows
                 found[(*epoch, body.stream)] += body.rows
             case RowsAdvanced():
-                for stream, rows in body.rows:
+                for stream, rows in body.entries:
                     computed[(*epoch, stream)] += rows
-            case _:
-                columns = getattr(body, "columns", None)
-                if type(body).__name__ == "PagesAdopted" and columns:
-                    found[(*epoch, body.stream)] += body.rows
+            case PagesAdopted():
+                found[(*epoch, body.stream)] = body.rows
     for stream, rows in computed.items():
         assert rows + found[stream] == queued[stream] + new - 1, stream
     return restored
