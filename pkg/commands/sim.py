@@ -11,6 +11,7 @@ import click
 import msgspec
 
 from pagetrail.catalog.errors import BadInputError, PagetrailError
+from pagetrail.commands import sim_faults
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -24,6 +25,10 @@ REQUESTS_MAX = 100_000_000
 @click.group(name="sim")
 def command() -> None:
     """Run the control plane without a model."""
+
+
+for _command in (sim_faults.run, sim_faults.sweep, sim_faults.shrink, sim_faults.replay):
+    command.add_command(_command)
 
 
 @command.command()

@@ -45,6 +45,7 @@ class ShipAnswer:
 
     client_epoch: int
     next_client_seq: int
+    taken: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +135,8 @@ class SimWriter:
         )
         if isinstance(answer, NotTaken):
             next_seq, _ = sequencer.expected(ship.client, ship.client_epoch)
-            self.network.send(WRITER, sender, ShipAnswer(ship.client_epoch, next_seq))
+            refusal = ShipAnswer(ship.client_epoch, next_seq, taken=False)
+            self.network.send(WRITER, sender, refusal)
             return
         self._answers.append((sender, ship.client, ship.client_epoch))
         self._seal_soon()
@@ -210,6 +212,11 @@ class SimSpool:
     def answered(self, answer: ShipAnswer) -> None:
         """The log holds everything of an epoch below a number."""
         known = self.acknowledged.get(answer.client_epoch)
+        if not answer.taken and known is not None and answer.next_client_seq < known:
+            raise InvariantError(
+                f"the log holds {answer.next_client_seq} transactions of {self.client} epoch "
+                f"{answer.client_epoch}, and {known} were acknowledged"
+            )
         if known is not None and answer.next_client_seq > known:
             if answer.next_client_seq > len(self.epochs[answer.client_epoch]):
                 raise InvariantError(f"the log holds more of {self.client} than it spooled")

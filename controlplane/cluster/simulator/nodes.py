@@ -188,6 +188,7 @@ class SimWorker(Node):
         spool: SimSpool,
         stores: Stores,
         costs: DeclaredCosts,
+        ended: Callable[[Ended], None],
     ) -> None:
         super().__init__(start.worker, timeline, network, spool)
         start = with_epoch(start, self.epoch, self.previous)
@@ -205,6 +206,7 @@ class SimWorker(Node):
         self.worker = ModelFreeWorker(
             machine, Publisher(machine), costs, stores.view_of(start.worker)
         )
+        self._ended = ended
         self._spool(decider)
         self._every(HEARTBEAT_US, self._beat)
 
@@ -250,6 +252,8 @@ class SimWorker(Node):
                 ),
             )
         for answer in self.worker.take_answers():
+            if isinstance(answer, Ended):
+                self._ended(answer)
             self.network.send(self.name, ROUTER, answer)
 
 

@@ -29,6 +29,7 @@ from ..modelfree import DeclaredCosts
 from .log import SimSpool, SimWriter
 from .network import Network, NetworkFaults
 from .nodes import ROUTER, SimRouter, SimWorker, Stores
+from .story import FinishedAttempts, ViolationError, check_story
 from .timeline import Draw, Timeline
 
 BLOCK_TOKENS = 16
@@ -92,10 +93,6 @@ class SimReport(msgspec.Struct, frozen=True, kw_only=True):
     digest: str  # of everything that happened
 
 
-class ViolationError(InvariantError):
-    """Something that must hold did not."""
-
-
 class World:
     """See the module."""
 
@@ -111,6 +108,7 @@ class World:
         self.submitted = 0
         self.faults = _plan(settings, names) if settings.faults is None else settings.faults
         self._closed: set[int] = set()
+        self._finished = FinishedAttempts()
         self._draw = Draw(settings.seed, "workload")
         self._talks: list[list[int]] = []
         self._next_block = 1
@@ -210,6 +208,8 @@ class World:
         if close.number in self._closed:
             raise ViolationError(f"request {close.number} ended twice")
         self._closed.add(close.number)
+        if close.verdict is Verdict.COMPLETED:
+            self._finished.check(self.spools[ROUTER].epochs[1], close.number)
         self.verdicts[Verdict(close.verdict).name.lower()] += 1
 
     def _open(self) -> bool:
@@ -278,6 +278,7 @@ class World:
                 first_token_ns=4_000_000,
                 decode_ns_per_token=1_000_000,
             ),
+            self._finished.add_if_done,
         )
 
     # ---- what must hold
@@ -331,6 +332,7 @@ class World:
                         f"the log holds {len(logged.get((name, epoch), []))} transactions of "
                         f"{name} epoch {epoch}, spooled were {len(spooled)}, or others"
                     )
+        check_story(self.frames, self.stores)
 
     def _digest(self) -> str:
         last = self.frames[-1].chain if self.frames else b""

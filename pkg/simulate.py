@@ -1,0 +1,102 @@
+"""`pagetrail sim run | sweep | shrink | replay`: simulated clusters, and their decisions verified.
+
+Owns the way from a simulated log to `replay verify`: the frames are laid down as a segment, so what
+is verified is what an operator would verify. The simulation itself does no I/O.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import msgspec
+
+from pagetrail.controlplane.cluster.simulator.world import Fault, SimReport, SimSettings, World
+from pagetrail.controlplane.log.frames import LOG_START, Frame
+from pagetrail.controlplane.log.segments import (
+    SegmentHeader,
+    encode_segment_header,
+    log_directory,
+    segment_name,
+)
+from pagetrail.replay.verify import verify
+
+
+def simulate(settings: SimSettings, directory: Path | None = None) -> SimReport:
+    """Run, and derive every decision of the run again; a mismatch is a violation too.
+
+    With a directory the log is kept there.
+    """
+    world = World(settings)
+    report = world.run()
+    if directory is not None:
+        return _verified(report, world.frames, directory)
+    with tempfile.TemporaryDirectory(prefix="pagetrail-sim-") as scratch:
+        return _verified(report, world.frames, Path(scratch))
+
+
+def sweep(
+    seeds: Iterable[int], settings: SimSettings, told: Callable[[SimReport], None]
+) -> list[SimReport]:
+    """Run many seeds; the reports that have a violation."""
+    failed = []
+    for seed in seeds:
+        report = simulate(msgspec.structs.replace(settings, seed=seed))
+        told(report)
+        if report.violation:
+            failed.append(report)
+    return failed
+
+
+def shrink(settings: SimSettings, told: Callable[[str], None]) -> SimSettings:
+    """The smallest plan of faults, and the shortest run, that still violate something.
+
+    Returns the settings unchanged when they violate nothing.
+    """
+    faults = World(settings).faults
+    smallest = msgspec.structs.replace(settings, faults=faults)
+    report = simulate(smallest)
+    if not report.violation:
+        return settings
+    step = max(1, len(faults) // 2)
+    while True:
+        shorter = _without(smallest, step)
+        if shorter is not None:
+            smallest = shorter
+            told(f"{len(smallest.faults or ())} faults")
+        elif step == 1:
+            break
+        else:
+            step //= 2
+    while smallest.simulated_us > 1_000_000:
+        half = msgspec.structs.replace(smallest, simulated_us=smallest.simulated_us // 2)
+        if not simulate(half).violation:
+            break
+        smallest = half
+        told(f"{smallest.simulated_us / 1e6:.3f} s")
+    return smallest
+
+
+def _without(settings: SimSettings, step: int) -> SimSettings | None:
+    """The plan with some run of ``step`` faults left out, if it still violates something."""
+    faults = settings.faults or ()
+    for start in range(0, len(faults), step):
+        left: tuple[Fault, ...] = faults[:start] + faults[start + step :]
+        candidate = msgspec.structs.replace(settings, faults=left)
+        if len(left) < len(faults) and simulate(candidate).violation:
+            return candidate
+    return None
+
+
+def _verified(report: SimReport, frames: list[Frame], directory: Path) -> SimReport:
+    log = log_directory(directory)
+    log.mkdir(parents=True, exist_ok=True)
+    segment = log / segment_name(0)
+    header = encode_segment_header(SegmentHeader(1, LOG_START))
+    segment.write_bytes(header + b"".join(frame.raw for frame in frames))
+    verdict = verify(directory, processes=1)
+    if verdict.ok or report.violation:
+        return report
+    finding = verdict.findings[0] if verdict.findings else "not every decision holds"
+    return msgspec.structs.replace(report, violation=f"replay: {finding}")
