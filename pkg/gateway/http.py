@@ -106,8 +106,10 @@ class Surface:
     def _check_key(self, request: Request) -> None:
         if not self._keys:
             return
-        given = request.headers.get("authorization", "").removeprefix("Bearer ")
-        if not any(hmac.compare_digest(given.encode(), key.encode()) for key in self._keys):
+        scheme, _, given = request.headers.get("authorization", "").partition(" ")
+        if scheme.lower() != "bearer" or not any(
+            hmac.compare_digest(given.encode(), key.encode()) for key in self._keys
+        ):
             raise ApiError("a valid API key is needed: Authorization: Bearer KEY", status=401)
 
     # ---- small ones

@@ -59,7 +59,7 @@ def run_gateway(
         ),
     )
     listener = listen(config.gateway.host, config.gateway.port)
-    api_keys = _api_keys(config.gateway.api_keys_file)
+    api_keys = read_api_keys(config.gateway.api_keys_file)
     row_bytes = sum(slab.layers * slab.row_bytes for slab in facts.layout.slabs)
     router = RouterService(
         config,
@@ -120,7 +120,11 @@ async def _serve(
         raise PagetrailError(f"the router stopped: {router.failure}") from router.failure
 
 
-def _api_keys(file: str | None) -> frozenset[str]:
+def read_api_keys(file: str | None) -> frozenset[str]:
+    """The API keys in a file, one a line; none without a file.
+
+    Raises BadInputError for a file that cannot be read, that other users can read, or without keys.
+    """
     if file is None:
         return frozenset()
     path = Path(file)
