@@ -19,13 +19,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-import numpy as np
-
 from pagetrail.catalog.envelope import Transaction
-from pagetrail.catalog.errors import InvariantError
 from pagetrail.catalog.index import LiveIndex
 from pagetrail.catalog.kinds.router import Answer
-from pagetrail.catalog.kinds.worker import Metric
 from pagetrail.controlplane import scheduler
 from pagetrail.controlplane.cluster import wire
 from pagetrail.controlplane.cluster.messages import (
@@ -43,18 +39,15 @@ from pagetrail.controlplane.cluster.messages import (
 from pagetrail.controlplane.cluster.worker import WorkerMachine
 from pagetrail.controlplane.log.errors import HeadroomError
 from pagetrail.controlplane.log.frames import Frame
-from pagetrail.controlplane.pages.appends import Append, Shortfall
-from pagetrail.kernels.abi import Floats
 from pagetrail.log_follow import shown_of, shown_through
 from pagetrail.tiers.threads import ChunkArrived, ChunkStored
 
 from .clock import Clock
-from .model import EngineModel, PageTable, RowSpec
+from .model import EngineModel
 from .prompts import prompt_of
-from .sampling import sample
+from .steps import Produced, Steps
 from .streams import (
     ActiveStream,
-    TokenLogprobs,
     decode_generation,
     encode_logprobs,
 )
@@ -109,19 +102,19 @@ class Runtime:
         self._transfers = transfers
         self._clock = clock
         self._send = send
-        scheduler.check_budgets(options.budgets)
         self._options = options
         self._inbox = inbox
         self._streams: dict[int, ActiveStream] = {}
+        self._steps = Steps(
+            self._streams, machine, model, clock, options.budgets, measure=options.measure
+        )
         self._offers: dict[tuple[int, int], wire.OfferWire] = {}
         self._headroom: dict[tuple[int, int], Callable[[], None]] = {}
-        self._lanes: tuple[int, ...] = (0,) * options.budgets.sequences
         self._router_epoch = 0
         self._beat_ns = 0
         self._events = 0
         self._whole = True
         self._shown_seq = 0  # this epoch's transactions before it have come back from the log
-        self.flight = scheduler.FlightRecorder()
 
     # ---- the loop
 
@@ -150,7 +143,7 @@ class Runtime:
         return busy or stepped
 
     def _has_work(self) -> bool:
-        return any(stream.ready and stream.finish is None for stream in self._streams.values())
+        return any(stream.ready for stream in self._streams.values())
 
     def _end_starved(self) -> None:
         """What waits with nothing running, stored or published would wait for ever."""
@@ -354,108 +347,39 @@ class Runtime:
     # ---- steps
 
     def _step(self) -> bool:
-        for active in [stream for stream in self._streams.values() if stream.must_fork]:
+        for active in self._steps.to_fork():
             active.forked = True
             self._act(self._machine.fork(active.stream))
-        work = [active.work() for active in self._streams.values()]
-        if not any(item.ready for item in work):
-            return False
-        budgets = self._options.budgets
-        plan = scheduler.plan(work, self._lanes, budgets)
-        self.flight.record(work, self._lanes, budgets, plan)
-        self._lanes = scheduler.lanes_after(plan, budgets.sequences)
-        self._park(plan)
-        if not plan.selected:
-            return False
-        started_ns = self._clock.now_ns()
-        rows, appends = [], []
-        for item in plan.selected:
-            append, spec = self._rows_of(item)
-            appends.append(append)
-            rows.append(spec)
+        ran, produced = self._steps.step()
         self._drain()
-        logits = self._model.step(rows)
-        step_ns = self._clock.now_ns() - started_ns
-        place = 0
-        for item, append, spec in zip(plan.selected, appends, rows, strict=True):
-            active = self._streams[item.stream]
-            self._machine.view.owner.commit(append, item.rows)
-            active.take_prompt_logits(logits[place : place + spec.wanted])
-            active.processed += item.rows
-            place += spec.wanted
-            if active.first_token_ns == 0:
-                active.prefill_ns += step_ns * item.rows // plan.rows
-                active.prefill_rows += item.rows
-            if active.processed == len(active.tokens):
-                self._token(active, logits[place - 1])
-        for item in plan.selected:
-            self._finish_if_done(item.stream)
-        return True
+        for one in produced:
+            self._send_token(one)
+        for one in produced:
+            self._finish_if_done(one.active)
+        return ran
 
-    def _park(self, plan: scheduler.Plan) -> None:
-        for item in plan.selected:
-            self._streams[item.stream].parked_steps = 0
-        for stream, reason in plan.deferred:
-            if reason != scheduler.Deferred.BLOCKED:
-                self._streams[stream].parked_steps += 1
-
-    def _rows_of(self, item: scheduler.Selected) -> tuple[Append, RowSpec]:
-        active = self._streams[item.stream]
-        owner = self._machine.view.owner
-        append = owner.reserve(item.stream, item.rows)
-        if isinstance(append, Shortfall):
-            raise InvariantError(
-                f"stream {item.stream} needs {append.pages} pages beyond its promise for "
-                f"{item.rows} rows; admission promised every row it may write"
-            )
-        for group, (source, target) in enumerate(append.copies):
-            if source >= 0:
-                self._model.copy_page(source, target, group)
-        tables = tuple(
-            PageTable(np.asarray(owner.page_table(item.stream, group), np.int32))
-            for group in range(len(self._machine.start.pools))
-        )
-        tokens = active.tokens[active.processed : active.processed + item.rows]
-        return append, RowSpec(tables, active.processed, tokens, active.wanted_rows(item.rows))
-
-    def _token(self, active: ActiveStream, logits: Floats) -> None:
-        position = len(active.tokens)
-        chosen = sample(logits, active.params, position, active.counts)
-        logprobs = None
-        if chosen.logprob is not None:
-            logprobs = TokenLogprobs(chosen.logprob, chosen.top)
-        first = active.generated
-        active.append(chosen.token)
-        if active.first_token_ns == 0:
-            active.first_token_ns = self._clock.now_ns() - active.accepted_ns
-            if active.sample == 0:
-                self._machine.first_token(active.stream, active.first_token_ns)
-                if self._options.measure and active.prefill_rows:
-                    per_token = active.prefill_ns // active.prefill_rows
-                    self._machine.measured(Metric.PREFILL_NS_PER_TOKEN, per_token)
-        self._drain()
+    def _send_token(self, one: Produced) -> None:
+        active = one.active
         self._send(
             wire.TokensWire(
                 router_epoch=self._router_epoch,
                 number=active.number,
                 attempt=active.attempt,
                 sample=active.sample,
-                first=first,
-                tokens=(chosen.token,),
-                logprobs=encode_logprobs([logprobs] if logprobs is not None else []),
-                prompt_logprobs=encode_logprobs(active.prompt_logprobs),
+                first=one.first,
+                tokens=(one.token,),
+                logprobs=encode_logprobs(one.logprobs),
+                prompt_logprobs=encode_logprobs(one.prompt_logprobs),
                 finish=active.finish,
             )
         )
-        active.prompt_logprobs = []
-        active.prompt_best = None
 
-    def _finish_if_done(self, stream: int) -> None:
-        active = self._streams.get(stream)
-        if active is None or active.finish is None:
+    def _finish_if_done(self, active: ActiveStream) -> None:
+        if active.finish is None:
             return
-        del self._streams[stream]
-        self._act(self._machine.done(stream, active.finish, self._transfers.publisher_state()))
+        del self._streams[active.stream]
+        state = self._transfers.publisher_state()
+        self._act(self._machine.done(active.stream, active.finish, state))
 
     # ---- heartbeats
 

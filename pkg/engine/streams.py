@@ -216,6 +216,11 @@ class ActiveStream:
         for row, token in zip(logits, following, strict=False):
             self.prompt_logprobs.append(TokenLogprobs(*logprobs_of(row, token, self.prompt_best)))
 
+    def take_prompt_logprobs(self) -> list[TokenLogprobs]:
+        """The prompt's own log-probabilities, once; afterwards none are collected."""
+        taken, self.prompt_logprobs, self.prompt_best = self.prompt_logprobs, [], None
+        return taken
+
     def append(self, token: int) -> None:
         """Take the next token; ``finish`` is set when it is the last."""
         self.tokens.append(token)
