@@ -49,7 +49,8 @@ class Beat(msgspec.Struct, frozen=True, array_like=True, tag=3):
     ``kept`` and ``cut`` are page digests; ``events`` counts them over the epoch, so a receiver
     that missed some knows and asks for all (``Resync``). ``position`` is that of the worker's
     catalog; ``settled`` says that nothing runs or waits here, nothing is being stored, and the log
-    has shown everything that this worker has written.
+    has shown everything that this worker has written. ``running`` are the attempts that have not
+    ended here, as (number, attempt): a router that misses one of its own offers it again.
     """
 
     seen: WorkerObserved
@@ -59,6 +60,7 @@ class Beat(msgspec.Struct, frozen=True, array_like=True, tag=3):
     whole: bool  # ``kept`` is everything, what was known before is void
     position: int
     settled: bool
+    running: tuple[tuple[int, int], ...] = ()
 
 
 class Resync(msgspec.Struct, frozen=True, array_like=True, tag=4):

@@ -45,7 +45,7 @@ def transformers_figures(order: dict[str, Any]) -> dict[str, float]:
 
 def vllm_figures(order: dict[str, Any]) -> dict[str, float]:
     """Decode is the time beyond that of the same prompts with one new token."""
-    from vllm import LLM, SamplingParams  # type: ignore[import-not-found]
+    from vllm import LLM, SamplingParams
 
     dtype = {"fp32": "float32", "bf16": "bfloat16"}[order["dtype"]]
     engine = LLM(model=order["model"], dtype=dtype, enable_prefix_caching=False)

@@ -58,8 +58,7 @@ def _settings(
 @_shape
 @click.option("--log", type=click.Path(path_type=Path), help="Keep the log in this directory.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-@click.pass_context
-def run(ctx: click.Context, seed: int, log: Path | None, as_json: bool, **shape: int) -> None:
+def run(seed: int, log: Path | None, as_json: bool, **shape: int) -> None:
     """Run one simulated cluster and derive its decisions again. Ends with 1 on a violation."""
     from pagetrail.simulate import simulate
 
@@ -71,7 +70,7 @@ def run(ctx: click.Context, seed: int, log: Path | None, as_json: bool, **shape:
     else:
         click.echo(_line(report))
     if report.violation:
-        ctx.exit(1)
+        click.get_current_context().exit(1)
 
 
 @click.command()
@@ -79,8 +78,7 @@ def run(ctx: click.Context, seed: int, log: Path | None, as_json: bool, **shape:
 @click.option("--seeds", type=click.IntRange(1, SEEDS_MAX), default=100, show_default=True)
 @_shape
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-@click.pass_context
-def sweep(ctx: click.Context, from_seed: int, seeds: int, as_json: bool, **shape: int) -> None:
+def sweep(from_seed: int, seeds: int, as_json: bool, **shape: int) -> None:
     """Run many seeds. Ends with 1 when one has a violation."""
     from pagetrail.simulate import sweep as sweep_seeds
 
@@ -95,7 +93,7 @@ def sweep(ctx: click.Context, from_seed: int, seeds: int, as_json: bool, **shape
     else:
         click.echo(f"{seeds} seeds, {len(failed)} with a violation")
     if failed:
-        ctx.exit(1)
+        click.get_current_context().exit(1)
 
 
 @click.command()

@@ -398,6 +398,7 @@ class Runtime:
         self._send(
             wire.Beat(
                 seen=self._machine.observe(),
+                running=tuple(sorted(self._machine.running_attempts())),
                 events=self._events,
                 kept=tuple(came),
                 cut=tuple(gone),

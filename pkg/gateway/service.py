@@ -263,6 +263,8 @@ class RouterService:
         if not self._resident.beat(beat):
             await self._peers.ask(identity, beat.seen.worker_epoch)
         if self._machine.heartbeat(beat.seen):
+            seen, running = beat.seen, frozenset(beat.running)
+            await self._perform(self._machine.listed(seen.worker, seen.worker_epoch, running))
             await self._perform(self._machine.retry_waiting())
 
     def _tokens(self, message: wire.TokensWire) -> None:
