@@ -46,6 +46,7 @@ class Process:
     popen: subprocess.Popen[bytes]
     ready: dict[str, Any]
     errors: Path
+    killed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,14 +139,15 @@ class LocalCluster:
     def kill(self, name: str) -> None:
         """End a process at once, as a crash would."""
         process = self.processes[name]
+        process.killed = True
         process.popen.kill()
         process.popen.wait()
 
     def check(self) -> None:
         """Raises PagetrailError when a process has ended by itself."""
-        for name, process in self.processes.items():
+        for name, process in list(self.processes.items()):
             code = process.popen.poll()
-            if code is not None:
+            if code is not None and not process.killed:
                 raise PagetrailError(
                     f"{name} ended with code {code}: {_last_words(process.errors)}"
                 )

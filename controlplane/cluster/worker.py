@@ -35,6 +35,7 @@ from enum import IntEnum
 from typing import Protocol
 
 from pagetrail.catalog.envelope import Cause
+from pagetrail.catalog.errors import InvariantError
 from pagetrail.catalog.facts import KindId
 from pagetrail.catalog.kinds.content import Tier
 from pagetrail.catalog.kinds.decision import Outcome
@@ -282,6 +283,17 @@ class WorkerMachine:
         )
         self._streams[key] = [stream]
         return [Answered(offer.number, offer.attempt, Answer.ACCEPTED)]
+
+    def router_restarted(self) -> None:
+        """A router's new epoch numbers its requests anew: how attempts of the old one ended must
+        answer no offer of the new one. Raises InvariantError while one of them still runs.
+        """
+        if self._streams:
+            raise InvariantError(
+                f"{len(self._streams)} attempts of an earlier router still run; they are to be "
+                "cancelled, and to have ended, before a new one is heard"
+            )
+        self._finished.clear()
 
     def cancelled(self, number: int, attempt: int) -> list[WorkerEffect]:
         """An attempt is given up; capacity returns when the device has let go of it."""

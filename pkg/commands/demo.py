@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import signal
 import tempfile
 from pathlib import Path
 
@@ -53,6 +54,7 @@ def command(
 
     settings = () if model is None else (f"model.name={model}",)
     check_before_start(configuration(None, settings, {}).config, 0)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends the cluster, as Ctrl-C does
     where = _empty_directory(directory)
     console = Console(stderr=as_json)
     workload = make_workload(seed)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -48,6 +48,7 @@ SETTINGS = (
 DETERMINISTIC_SETTINGS = ("worker.measure_costs=false", "worker.clock=logical")
 SETTLE_TIMEOUT_S = 60.0
 SETTLE_POLL_S = 0.02
+CHECK_S = 0.5
 
 
 class Watcher(Protocol):
@@ -105,7 +106,7 @@ def run_demo(
     watcher.step("starting the writer, the gateway and two workers")
     with LocalCluster(options) as cluster:
         started_s = time.monotonic()
-        asyncio.run(_talk(cluster, workload, result, watcher))
+        asyncio.run(_watched(cluster, _talk(cluster, workload, result, watcher)))
         result.serving_s = time.monotonic() - started_s
         watcher.step("stopping the cluster")
     watcher.step("deriving every decision again from the log")
@@ -113,6 +114,23 @@ def run_demo(
     result.log_position = verify_log(directory).position.next_seq
     result.account = read_account(directory)
     return result
+
+
+async def _watched(cluster: LocalCluster, course: Coroutine[object, object, None]) -> None:
+    """Run the course; a process that ends by itself ends it, with that process's last words."""
+
+    async def watch() -> None:
+        while True:
+            cluster.check()
+            await asyncio.sleep(CHECK_S)
+
+    tasks = {asyncio.create_task(course), asyncio.create_task(watch())}
+    done, left = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    for task in left:
+        task.cancel()
+    await asyncio.gather(*left, return_exceptions=True)
+    for task in done:
+        task.result()
 
 
 async def _talk(

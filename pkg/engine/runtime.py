@@ -194,7 +194,8 @@ class Runtime:
     def _welcomed(self, router_epoch: int) -> None:
         """A router greets; a newer epoch of it knows nothing of what runs here."""
         if router_epoch > self._router_epoch:
-            self._cancel_all()
+            self._cancel_all()  # their ends are told under the old epoch
+            self._machine.router_restarted()
             self._router_epoch = router_epoch
 
     def _cancel_all(self) -> None:

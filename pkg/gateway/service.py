@@ -362,7 +362,7 @@ class RouterService:
 
     async def _offer(self, offer: Offer) -> None:
         handle = self._handles.get(offer.number)
-        if handle is None or offer.attempt <= handle.attempt:
+        if handle is None or offer.attempt < handle.attempt:
             return  # its client has gone since, or a later attempt went out meanwhile
         handle.worker, handle.attempt = offer.worker, offer.attempt
         # A worker that is not heard any more does not answer; the expiry moves the request on.
