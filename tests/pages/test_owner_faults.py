@@ -20,6 +20,7 @@ from pagetrail.catalog.kinds.worker import (
 )
 from pagetrail.controlplane.pages.appends import Append
 from pagetrail.controlplane.pages.owner import PageOwner
+from pagetrail.controlplane.pages.state import OwnerState
 
 
 class DeviceError(Exception):
@@ -144,11 +145,13 @@ def contents(owner: PageOwner, device: FaultyDevice) -> dict[int, list[object]]:
     return {stream: device.read(stream, owner.rows(stream)) for stream in sorted(device.tables)}
 
 
-def without_command_count(state: bytes) -> object:
+def without_command_count(state: bytes) -> OwnerState:
     """A state without command numbers: a retried capture takes a lease twice."""
-    fields = msgspec.msgpack.decode(state)
-    nodes = [[*node[:5], *node[7:]] for node in fields[8]]
-    return [*fields[:6], *fields[7:8], nodes, *fields[9:]]
+    read = msgspec.msgpack.decode(state, type=OwnerState)
+    nodes = tuple(
+        msgspec.structs.replace(node, last_access=0, previous_access=0) for node in read.nodes
+    )
+    return msgspec.structs.replace(read, commands=0, nodes=nodes)
 
 
 @pytest.mark.parametrize("fail_at", range(1, undisturbed()[2] + 1))
