@@ -48,12 +48,13 @@ def test_every_link_leads_to_a_file_of_the_project() -> None:
 @pytest.mark.slow
 def test_its_commands_do_what_it_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    shown, main_job, _, look = code_blocks()
-    said = "".join(run_here(arguments) for arguments in pagetrail_commands(main_job))
+    _, _, _, shown, _, look = code_blocks()
+    commands = "\n".join(line for line in shown.splitlines() if line.startswith("$ "))
+    said = "".join(run_here(arguments) for arguments in pagetrail_commands(commands))
     timed = re.compile(r"^took|^facts|facts, ")  # seconds, and bytes, which hold clock readings
     expected = [line for line in shown.splitlines() if line[:1] != "$" and not timed.search(line)]
     assert [line for line in said.splitlines() if not timed.search(line)] == expected
-    commands = pagetrail_commands(look)
-    assert len(commands) == 5
-    for arguments in commands:
+    looks = pagetrail_commands(look)
+    assert len(looks) == 5
+    for arguments in looks:
         assert run_here(arguments)
