@@ -61,6 +61,7 @@ def test_500_generated_programs_equal_clingo(
 
 
 @pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.parametrize("block", range(45))
 def test_5000_generated_programs_equal_clingo(
     connection: duckdb.DuckDBPyConnection, block: int

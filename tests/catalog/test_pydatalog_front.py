@@ -57,6 +57,7 @@ def test_generated_programs_equal_clingo_where_they_are_translated() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.timeout(3_000)
 def test_many_generated_programs_equal_clingo_where_they_are_translated() -> None:
     assert compare(range(12, 700)) > 300
