@@ -44,6 +44,7 @@ EVALUATORS = (
     "keep/within-limits@1",
 )
 HEAL_US_MAX = 60_000_000
+QUIET_US = 3_000_000
 
 
 class FaultKind(StrEnum):
@@ -133,8 +134,10 @@ class World:
             self.timeline.run_until(self.settings.simulated_us, self._check)
             self._heal()
             end_us = self.settings.simulated_us + HEAL_US_MAX
-            while self._open() and self.timeline.now_us < end_us:
+            quiet_us = 0  # messages of before may still be on their way, or in a paused process
+            while quiet_us < QUIET_US and self.timeline.now_us < end_us:
                 self.timeline.run_until(self.timeline.now_us + 500_000, self._check)
+                quiet_us = 0 if self._open() or self._busy() else quiet_us + 500_000
             self._drain()
             self._check_end()
         except InvariantError as error:
@@ -214,6 +217,10 @@ class World:
 
     def _open(self) -> bool:
         return self.router.machine.open_requests > 0
+
+    def _busy(self) -> bool:
+        """Whether a worker still runs something, if only an attempt that was given up."""
+        return any(node.worker.machine.running_attempts() for node in self.workers.values())
 
     # ---- faults
 
