@@ -471,8 +471,12 @@ class WorkerMachine:
         return effects
 
     def advanced(self, stream: int, rows: int) -> None:
-        """Rows of a stream have been written; recorded in one batch before the next decision."""
-        self._advanced[stream] = self._advanced.get(stream, 0) + rows
+        """Rows of a stream have been written; recorded in one batch before the next decision.
+
+        None, when all of them were there already, are nothing to record.
+        """
+        if rows:
+            self._advanced[stream] = self._advanced.get(stream, 0) + rows
 
     def first_token(self, stream: int, since_accepted_ns: int) -> None:
         """A stream's first new token left."""
