@@ -56,12 +56,6 @@ CAUSAL_OFF_BY_ONE = Mutant(
     "min(item.kv_hi, position + 1)",
     "min(item.kv_hi, position)",
 )
-NARROW_OFFSET = Mutant(
-    "a 32-bit product of slot and stride",
-    "pages.cuh",
-    "return page * strides.page +",
-    "return static_cast<i32>(page * strides.page) +",
-)
 DIVERGENT_SHUFFLE = Mutant(
     "a shuffle in a branch that some lanes skip",
     "gqa_ref.cu",

@@ -9,20 +9,17 @@ import sys
 from functools import partial
 from pathlib import Path
 
-import numpy as np
 import pytest
 from mutants import (
     ALL,
     MISSING_BARRIER,
-    NARROW_OFFSET,
     SWAPPED_ASSEMBLY,
     Mutant,
     plant,
 )
 from paged_cases import Paged, check, fill
 
-from pagetrail.kernels.abi import SlabSpec, Storage
-from pagetrail.kernels.device import PagePool
+from pagetrail.kernels.abi import Storage
 from pagetrail.kernels.emulator.build import Sanitizer, build_module, sanitizer_library
 from pagetrail.kernels.emulator.device import EmulatedDevice
 from pagetrail.kernels.emulator.library import EmulatorError, HostLauncher
@@ -71,21 +68,6 @@ def test_a_divergent_shuffle_is_named_with_its_line(tmp_path: Path) -> None:
     launcher = HostLauncher(0, partial(build_module, kernels=kernels))
     with pytest.raises(EmulatorError, match=r"a lane left|different warp operations|deadlock"):
         fill(CASES[0], EmulatedDevice(launcher, reference=True)).run()
-
-
-def test_a_narrow_offset_is_caught_by_a_pool_past_two_gigabytes(tmp_path: Path) -> None:
-    launcher = HostLauncher(0, partial(build_module, kernels=plant(NARROW_OFFSET, tmp_path)))
-    device = EmulatedDevice(launcher)
-    spec, ps = SlabSpec("k", 1, 1, 64, Storage.F16), 16
-    array = np.zeros((1, 4, ps, 1, 64), np.float16)
-    far = 2**31 // 2 + 64  # elements: four pages that lie 2 GiB apart
-    strides = (array.strides[0], far, *array.strides[2:])
-    backing = np.zeros(3 * far // 2 + array[0, 0].size, np.float16)
-    view = np.lib.stride_tricks.as_strided(backing, array.shape, strides)
-    pool = PagePool(spec, 4, ps, view)
-    rows = np.ones((1, 64), np.float32)
-    device.append(pool, 0, rows, np.array([3 * ps], np.int64))
-    assert (view[0, 3, 0] == 1).all()
 
 
 def test_swapped_operands_of_an_instruction_are_caught_by_the_ptx_run(tmp_path: Path) -> None:
