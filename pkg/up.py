@@ -166,8 +166,9 @@ class LocalCluster:
                 except subprocess.TimeoutExpired:
                     process.popen.kill()
                     process.popen.wait()
-                if process.popen.stdout is not None:
-                    process.popen.stdout.close()
+                for pipe in (process.popen.stdin, process.popen.stdout):
+                    if pipe is not None:
+                        pipe.close()
 
     # ---- inside
 
@@ -201,10 +202,17 @@ class LocalCluster:
         for setting in self.options.settings:
             argv += ["--set", setting]
         argv += ["--set", f"run.directory={self.options.directory}", *arguments]
+        argv += ["--until-stdin-ends"]  # the pipe that only this process holds
         errors = self.options.directory / "run" / f"{name}.log"
         environment = os.environ | {"OMP_WAIT_POLICY": "passive"}
         with errors.open("ab") as handle:
-            popen = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=handle, env=environment)
+            popen = subprocess.Popen(
+                argv,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=handle,
+                env=environment,
+            )
         self.processes[name] = Process(name, popen, {}, errors)
 
     def _await(self, name: str) -> None:

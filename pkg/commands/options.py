@@ -54,6 +54,15 @@ def configuration(
     return load_config(config, os.environ, flags)
 
 
+def lifeline_option(command: Function) -> Function:
+    """Adds `--until-stdin-ends`, passed on as `until_stdin_ends`."""
+    return click.option(
+        "--until-stdin-ends",
+        is_flag=True,
+        help="Stop also when standard input ends: for a process that starts others.",
+    )(command)
+
+
 def log_option(command: Function) -> Function:
     """Adds `--log DIR`, the directory of a run; passed on as `log`."""
     return click.option(

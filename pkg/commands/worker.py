@@ -10,7 +10,7 @@ from types import FrameType
 import click
 import msgspec
 
-from pagetrail.commands.options import config_options, configuration
+from pagetrail.commands.options import config_options, configuration, lifeline_option
 
 WAIT_S = 0.5
 
@@ -20,12 +20,14 @@ WAIT_S = 0.5
 @click.option("--directory", help="Directory of the run (run.directory).")
 @click.option("--id", "identity", help="Name of the worker (worker.id).")
 @click.option("--gateway", help="The gateway's cluster endpoint (gateway.cluster).")
+@lifeline_option
 def command(
     config: Path | None,
     set_: tuple[str, ...],
     directory: str | None,
     identity: str | None,
     gateway: str | None,
+    until_stdin_ends: bool,
 ) -> None:
     """Serve requests that the gateway offers, until SIGTERM or Ctrl-C.
 
@@ -34,6 +36,7 @@ def command(
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # read when torch is imported
     from pagetrail.curve_keys import client_keys, gateway_client_keys
     from pagetrail.daemon import Endpoints, Worker
+    from pagetrail.lifeline import end_with_stdin
 
     settings = configuration(
         config,
@@ -58,6 +61,8 @@ def command(
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, stop)
+    if until_stdin_ends:
+        end_with_stdin()
     worker.start()
     if worker.model.notice:
         click.echo(f"pagetrail: {worker.model.notice}", err=True)

@@ -10,7 +10,7 @@ import click
 import msgspec
 
 from pagetrail.catalog.errors import BadInputError
-from pagetrail.commands.options import config_options, configuration
+from pagetrail.commands.options import config_options, configuration, lifeline_option
 from pagetrail.config import log_limits
 
 
@@ -21,6 +21,7 @@ from pagetrail.config import log_limits
 @click.option("--publish", help="Endpoint of the live stream (writer.publish).")
 @click.option("--clock", help="wall or logical (writer.clock).")
 @click.option("--takeover", is_flag=True, help="Fence a writer that still runs on this directory.")
+@lifeline_option
 def command(
     config: Path | None,
     set_: tuple[str, ...],
@@ -29,6 +30,7 @@ def command(
     publish: str | None,
     clock: str | None,
     takeover: bool,
+    until_stdin_ends: bool,
 ) -> None:
     """Append facts for all processes of a run, until SIGTERM or Ctrl-C.
 
@@ -39,6 +41,7 @@ def command(
     from pagetrail.controlplane.log.clock import clock_of_name
     from pagetrail.controlplane.log.writer import READY, ReadyLine, open_writer
     from pagetrail.curve_keys import server_keys
+    from pagetrail.lifeline import end_with_stdin
 
     settings = configuration(
         config,
@@ -75,6 +78,8 @@ def command(
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, stop)
+    if until_stdin_ends:
+        end_with_stdin()
     ready = ReadyLine(READY, loop.endpoint, loop.publish_endpoint, loop.writer_epoch, loop.head)
     click.echo(msgspec.json.encode(ready))
     loop.run(ignore_signals)
