@@ -59,6 +59,8 @@ class KindId(IntEnum):
     COPY_KEPT = 85
     COPY_RESTORED = 86
     COPIES_DROPPED = 87
+    RAM_KEEP_BEGUN = 88
+    RAM_KEEP_ENDED = 89
 
     ROUTER_STARTED = 96
     WORKER_OBSERVED = 97
@@ -151,6 +153,8 @@ def _table() -> dict[int, Kind]:
         (KindId.COPY_KEPT, worker.CopyKept, Role.COMMAND, ("stream",)),
         (KindId.COPY_RESTORED, worker.CopyRestored, Role.COMMAND, ("stream",)),
         (KindId.COPIES_DROPPED, worker.CopiesDropped, Role.COMMAND, ()),
+        (KindId.RAM_KEEP_BEGUN, worker.RamKeepBegun, Role.COMMAND, ("lease",)),
+        (KindId.RAM_KEEP_ENDED, worker.RamKeepEnded, Role.COMMAND, ("lease",)),
         (KindId.ROUTER_STARTED, router.RouterStarted, Role.JOURNAL, ("router", "router_epoch")),
         (KindId.WORKER_OBSERVED, router.WorkerObserved, Role.COMMAND, ("worker",)),
         (KindId.WORKER_EXPIRED, router.WorkerExpired, Role.COMMAND, ("worker",)),
@@ -179,7 +183,7 @@ def _table() -> dict[int, Kind]:
         int(kind): Kind(
             id=kind,
             name=kind.name.lower(),
-            version=1,
+            version=_VERSIONS.get(kind, 1),
             struct=struct,
             role=role,
             entity=entity,
@@ -188,6 +192,9 @@ def _table() -> dict[int, Kind]:
         for kind, struct, role, entity in rows
     }
 
+
+# Kinds whose struct has gained fields since its first version.
+_VERSIONS: dict[KindId, int] = {KindId.WORKER_STARTED: 2, KindId.PAGES_ADOPTED: 2}
 
 KINDS: dict[int, Kind] = _table()
 KIND_OF_NAME: dict[str, Kind] = {kind.name: kind for kind in KINDS.values()}

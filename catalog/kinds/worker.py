@@ -94,6 +94,13 @@ class WorkerStarted(msgspec.Struct, frozen=True, array_like=True):
     evaluators: Annotated[tuple[Bound, ...], Meta(description="evaluators in force")]
     previous_epoch: Annotated[int, Meta(description="the worker's epoch before; 0 none")]
     previous_chain: Annotated[bytes, Meta(description="its command chain's end; empty: none")]
+    snap_slots: Annotated[int, Meta(description="slots of recurrent snapshots")] = 0
+    quotas: Annotated[
+        tuple[tuple[str, int], ...],
+        Meta(description="(tenant, pages of each group), by tenant; all others share the rest"),
+    ] = ()
+    swap_bytes_max: Annotated[int, Meta(description="host memory for preempted streams")] = 0
+    ram_bytes_max: Annotated[int, Meta(description="host memory for chunks")] = 0
 
 
 class Keyframe(msgspec.Struct, frozen=True, array_like=True):
@@ -135,6 +142,7 @@ class PagesAdopted(msgspec.Struct, frozen=True, array_like=True):
     node: NodeNumber
     columns: Annotated[int, Meta(description="columns of the path from the root, inside node")]
     rows: Annotated[int, Meta(description="rows counted of them; 0: every row")] = 0
+    account: Annotated[int, Meta(description="place in the quotas; 0: all other tenants")] = 0
 
 
 class AdoptionUndone(msgspec.Struct, frozen=True, array_like=True):
@@ -219,7 +227,7 @@ class NodeDurable(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StreamPreempted(msgspec.Struct, frozen=True, array_like=True):
-    """A running stream gives all its pages back; it will begin again where it stood."""
+    """A running stream gives all its pages back and waits; it will go on where it stood."""
 
     stream: Stream
     swapped: Annotated[bool, Meta(description="its rows went to RAM; else they are recomputed")]
@@ -238,6 +246,21 @@ class PagesUnpinned(msgspec.Struct, frozen=True, array_like=True):
     """A lease is returned."""
 
     lease: Annotated[int, Meta(description="lease number")]
+
+
+class RamKeepBegun(msgspec.Struct, frozen=True, array_like=True):
+    """A stream's leading columns are being copied to host memory; a lease holds them meanwhile."""
+
+    lease: Annotated[int, Meta(description="lease number, from 1")]
+    stream: Stream
+    columns: Annotated[int, Meta(description="columns from the root, whole chunks")]
+
+
+class RamKeepEnded(msgspec.Struct, frozen=True, array_like=True):
+    """The copy to host memory is over and its lease is returned."""
+
+    lease: Annotated[int, Meta(description="lease number")]
+    rows: Annotated[int, Meta(description="rows that lie there now; 0: it failed")]
 
 
 class MarkArmed(msgspec.Struct, frozen=True, array_like=True):

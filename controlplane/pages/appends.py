@@ -73,18 +73,15 @@ def reserve(books: Books, stream: int, rows: int) -> Append | Shortfall:
             "it first"
         )
     page_tokens = books.shape.page_tokens
-    copies = ahead is None and route.rows < route.columns * page_tokens and shared(route.end)
+    copies = ahead is None and _copies(books, route)
     if ahead is None:
         ahead = Ahead(route.columns - copies, copies, len(books.pools))
     first_row = route.rows + ahead.committed_rows
     have = ahead.first_column + len(ahead.pages[0])
     more = max(0, -(-(first_row + rows) // page_tokens) - have)
-    missing = [
-        max(0, len(ids) + more - promised)
-        for ids, promised in zip(ahead.pages, route.promised, strict=True)
-    ]
+    missing = _missing(route, ahead, more)
     if any(missing):
-        return Shortfall(tuple(missing))
+        return Shortfall(missing)
     sources = [ids[-1] if ids else -1 for ids in route.end.pages] if copies else []
     for pool, ids in zip(books.pools, ahead.pages, strict=True):
         ids += pool.take(more)
@@ -105,6 +102,31 @@ def reserve(books: Books, stream: int, rows: int) -> Append | Shortfall:
         page_tokens,
         tuple([tuple(page_table(route, group, first_column)) for group in range(len(books.pools))]),
         tuple([(source, ids[0]) for source, ids in zip(sources, ahead.pages, strict=False)]),
+    )
+
+
+def shortfall(books: Books, stream: int, rows: int) -> tuple[int, ...]:
+    """Pages per group that must be promised before ``rows`` more rows can be reserved."""
+    route = books.route(stream)
+    ahead = route.ahead
+    if ahead is None:
+        ahead = Ahead(route.columns - _copies(books, route), False, len(books.pools))
+    last = route.rows + ahead.committed_rows + ahead.pending_rows + rows
+    have = ahead.first_column + len(ahead.pages[0])
+    return _missing(route, ahead, max(0, -(-last // books.shape.page_tokens) - have))
+
+
+def _copies(books: Books, route: Route) -> bool:
+    """Whether the next row lands in a column that someone else holds too."""
+    return route.rows < route.columns * books.shape.page_tokens and shared(route.end)
+
+
+def _missing(route: Route, ahead: Ahead, more: int) -> tuple[int, ...]:
+    return tuple(
+        [
+            max(0, len(ids) + more - promised)
+            for ids, promised in zip(ahead.pages, route.promised, strict=True)
+        ]
     )
 
 

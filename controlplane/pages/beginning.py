@@ -33,12 +33,19 @@ def adopt(books: Books, command: PagesAdopted) -> None:
             f"stream {command.stream} cannot count {rows} rows of {columns} columns of "
             f"{shape.page_tokens}: the last row must lie in the last column"
         )
+    if not 0 <= command.account < shape.accounts:
+        raise BadInputError(
+            f"stream {command.stream} is charged to account {command.account}; there are "
+            f"{shape.accounts}, from 0"
+        )
     check_floors(books, run, columns, rows)
     check_resumable(books, run, columns)
     end = books.split_at(run, columns) if columns else tree.root
     tree.touch(end, books.commands)
     books.enter(end)
-    books.routes[command.stream] = Route(command.stream, end, rows, len(books.pools))
+    books.routes[command.stream] = Route(
+        command.stream, end, rows, len(books.pools), command.account
+    )
 
 
 def undo(books: Books, command: AdoptionUndone) -> None:

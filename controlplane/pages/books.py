@@ -19,6 +19,7 @@ from .runs import NO_NUMBER, Run, first_present, path_down, path_up, split_front
 
 GROUPS_MAX = 64
 PAGE_TOKENS_MAX = 65_536
+ACCOUNTS_MAX = 4_096
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +32,7 @@ class Shape:
     kept_columns_max: int
     kept_nodes_max: int
     snap_slots: int = 0
+    accounts: int = 1
 
     def __post_init__(self) -> None:
         if not 1 <= len(self.pools) <= GROUPS_MAX:
@@ -48,6 +50,10 @@ class Shape:
                     f"group {pool.name!r} attends a window of {pool.window_tokens} rows; a window "
                     "has at least 2, and 0 means all rows"
                 )
+        if not 1 <= self.accounts <= ACCOUNTS_MAX:
+            raise BadInputError(
+                f"pages are charged to 1 to {ACCOUNTS_MAX} accounts, not {self.accounts}"
+            )
         for name in ("verify_rows", "kept_columns_max", "kept_nodes_max", "snap_slots"):
             if getattr(self, name) < 0:
                 raise BadInputError(f"{name} must not be negative, not {getattr(self, name)}")
@@ -85,7 +91,7 @@ class Books:
     def __init__(self, shape: Shape) -> None:
         self.shape = shape
         self.pools = [Pool(pool.pages) for pool in shape.pools]
-        self.tree = KeptTree(len(shape.pools))
+        self.tree = KeptTree(len(shape.pools), shape.accounts)
         self.routes: dict[int, Route] = {}
         self.leases: dict[int, Lease] = {}
         self.copies: dict[int, Copy] = {}  # in order of last access

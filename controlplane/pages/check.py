@@ -156,16 +156,30 @@ def _check_tree(books: Books) -> None:
         order == sorted((run.last_access, run.number) for run in nodes),
         "the order of last access is broken",
     )
-    peeled = _peel(nodes, len(books.pools))
+    accounts = range(books.shape.accounts)
     _require(
-        tree.reclaimable == peeled,
-        f"{tree.reclaimable} pages are counted as reclaimable and {peeled} can be peeled off",
+        all(run.account in accounts for run in nodes)
+        and all(route.account in accounts for route in books.routes.values()),
+        f"a node or stream is charged to none of the {len(accounts)} accounts",
+    )
+    for account in accounts:
+        own = [run for run in nodes if run.account == account]
+        kept = [sum(len(run.pages[group]) for run in own) for group in range(len(books.pools))]
+        _require(
+            (tree.nodes_of[account], tree.kept[account]) == (len(own), kept),
+            f"account {account} counts {tree.nodes_of[account]} nodes with {tree.kept[account]} "
+            f"pages and keeps {len(own)} with {kept}",
+        )
+    peeled = _peel(nodes, len(books.pools), books.shape.accounts)
+    _require(
+        tree.idle == peeled,
+        f"{tree.idle} pages are counted as reclaimable and {peeled} can be peeled off",
     )
 
 
-def _peel(nodes: list[Run], groups: int) -> list[int]:
-    """Pages per group that come free when leaves held by the tree alone are taken off."""
-    pages = [0] * groups
+def _peel(nodes: list[Run], groups: int, accounts: int) -> list[list[int]]:
+    """Pages per account and group that come free when leaves that the tree alone holds go."""
+    pages = [[0] * groups for _ in range(accounts)]
     left = set(nodes)
     while True:
         parents = {run.parent for run in left}
@@ -175,7 +189,7 @@ def _peel(nodes: list[Run], groups: int) -> list[int]:
         for run in leaves:
             left.remove(run)
             for group, ids in enumerate(run.pages):
-                pages[group] += len(ids)
+                pages[run.account][group] += len(ids)
 
 
 def _check_routes(books: Books) -> None:

@@ -28,6 +28,8 @@ OPERATIONS: Mapping[type[msgspec.Struct], Callable[[Books, Any], None]] = Mappin
         worker.NodeDurable: keeping.durable,
         worker.PagesPinned: pinning.pin,
         worker.PagesUnpinned: pinning.unpin,
+        worker.RamKeepBegun: pinning.begin_ram_keep,
+        worker.RamKeepEnded: pinning.end_ram_keep,
         worker.MarkArmed: snapshots.arm,
         worker.MarkDisarmed: snapshots.disarm,
         worker.SnapshotDropped: snapshots.drop,

@@ -1,4 +1,4 @@
-"""How many pages a stream's rows need in each of an owner's groups."""
+"""How many pages rows need in each of an owner's groups, and on whom pages are charged."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pagetrail.catalog.layout import pages_needed
 from .books import Books, Shape
 from .growing import shared
 from .routes import Route
-from .runs import path_up
+from .runs import NO_NUMBER, Run, path_up
 
 
 def need(shape: Shape, rows: int, step_rows: int) -> tuple[int, ...]:
@@ -55,4 +55,25 @@ def growth(books: Books, route: Route, rows: int, step_rows: int) -> tuple[int, 
             bound = pages_needed(rows, pool.window_tokens, shape.page_tokens, step_rows)
             count = min(more, max(0, bound - own))
         pages.append(count)
+    return tuple(pages)
+
+
+def charged(books: Books, account: int) -> tuple[int, ...]:
+    """Pages per group that an account's streams hold themselves or may still take.
+
+    What forks share counts once; kept pages count for who kept them, not for who reads them.
+    """
+    pages = [0] * len(books.pools)
+    seen: set[Run] = set()
+    for route in books.routes.values():
+        if route.account != account:
+            continue
+        for group, count in enumerate(route.promised):
+            pages[group] += count
+        for run in path_up(route.end):
+            if run.number != NO_NUMBER or run in seen:
+                break
+            seen.add(run)
+            for group, ids in enumerate(run.pages):
+                pages[group] += len(ids)
     return tuple(pages)

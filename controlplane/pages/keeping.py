@@ -46,7 +46,7 @@ def fork(books: Books, command: RouteForked) -> None:
     shared = ancestor_at(source.end, columns)
     end = books.split_at(shared, columns) if columns else books.tree.root
     books.enter(end)
-    route = Route(command.stream, end, command.rows, len(books.pools))
+    route = Route(command.stream, end, command.rows, len(books.pools), source.account)
     for group, count in enumerate(moved):
         source.promised[group] -= count
         route.promised[group] += count
@@ -85,7 +85,7 @@ def keep(books: Books, command: PromptKept) -> None:
         for column in (*marks, columns):
             split_route(books, route, column)
         for run in joined(route, shared, columns, marks):
-            tree.keep(run, books.commands)
+            tree.keep(run, books.commands, route.account)
             end = run
     snapshots.attach(books, route, end, marks)
     tree.refresh(end, books.commands)

@@ -34,15 +34,28 @@ class KeptObserver(Protocol):
 class KeptTree:
     """All nodes. The mutating methods expect what owner.py has checked."""
 
-    __slots__ = ("columns", "next_number", "nodes", "observer", "order", "reclaimable", "root")
+    __slots__ = (
+        "columns",
+        "idle",
+        "kept",
+        "next_number",
+        "nodes",
+        "nodes_of",
+        "observer",
+        "order",
+        "root",
+    )
 
-    def __init__(self, groups: int) -> None:
+    def __init__(self, groups: int, accounts: int) -> None:
         self.root = Run(0, [[] for _ in range(groups)], 0, None)
         self.root.number = 0
         self.nodes: dict[int, Run] = {0: self.root}
         self.next_number = 1
         self.columns = 0
-        self.reclaimable = [0] * groups
+        # Per account and group: pages of its nodes, and those of them without users.
+        self.kept = [[0] * groups for _ in range(accounts)]
+        self.idle = [[0] * groups for _ in range(accounts)]
+        self.nodes_of = [0] * accounts
         self.order = AccessOrder()
         self.observer: KeptObserver | None = None
 
@@ -79,9 +92,15 @@ class KeptTree:
 
     def count_idle(self, run: Run, sign: int) -> None:
         """A node has lost its last user (1), or got its first (-1)."""
-        reclaimable = self.reclaimable
+        idle = self.idle[run.account]
         for group, ids in enumerate(run.pages):
-            reclaimable[group] += sign * len(ids)
+            idle[group] += sign * len(ids)
+
+    def reclaimable(self) -> tuple[int, ...]:
+        """Pages per group of all nodes without users."""
+        if len(self.idle) == 1:
+            return tuple(self.idle[0])
+        return tuple([sum(pages) for pages in zip(*self.idle, strict=True)])
 
     # ------------------------------------------------------------ access
 
@@ -124,12 +143,14 @@ class KeptTree:
         front.accesses = run.accesses
         front.resumed = run.resumed
         front.superseded = run.superseded
+        front.account = run.account
+        self.nodes_of[run.account] += 1
         self.order.insert_rear(front, run)
         if self.observer is not None:
             self.observer.node_split(front.number, front.columns, run.number)
         return front
 
-    def keep(self, run: Run, now: int) -> None:
+    def keep(self, run: Run, now: int, account: int) -> None:
         """A run that only streams held becomes a node below its parent, which is one."""
         parent = run.parent
         run.number = self.next_number
@@ -140,23 +161,35 @@ class KeptTree:
         run.last_access = now
         run.previous_access = NEVER
         run.accesses = 1
+        run.account = account
         self.order.append(run)
         self.columns += run.columns
+        self.count_kept(run)
+
+    def count_kept(self, run: Run) -> None:
+        """A run has become a node: its account's counts."""
+        self.nodes_of[run.account] += 1
+        kept = self.kept[run.account]
+        for group, ids in enumerate(run.pages):
+            kept[group] += len(ids)
 
     def cut(self, run: Run, columns: int) -> list[list[int]]:
         """Take ``columns`` off the tail of a leaf without users; the freed pages per group."""
         left = run.columns - columns
+        kept, idle = self.kept[run.account], self.idle[run.account]
         freed = []
         for group, ids in enumerate(run.pages):
             present = max(0, left - (run.columns - len(ids)))
             freed.append(ids[present:])
             del ids[present:]
-            self.reclaimable[group] -= len(freed[group])
+            kept[group] -= len(freed[group])
+            idle[group] -= len(freed[group])
         run.columns = left
         run.durable = min(run.durable, left)
         self.columns -= columns
         if left == 0:
             del self.nodes[run.number]
+            self.nodes_of[run.account] -= 1
             self.order.remove(run)
             if run.parent is not None:
                 run.parent.children -= 1

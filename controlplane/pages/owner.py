@@ -23,7 +23,7 @@ from .appends import Append, Shortfall
 from .books import Books, Shape
 from .check import check
 from .commands import OPERATIONS
-from .demand import growth, need, saved
+from .demand import charged, growth, need, saved
 from .kept import KeptObserver
 from .routes import Copy, Route
 from .runs import NO_NUMBER, NO_SLOT, Run, path_down, path_up
@@ -43,10 +43,19 @@ class PageOwner:
         kept_columns_max: int,
         kept_nodes_max: int,
         snap_slots: int = 0,
+        accounts: int = 1,
     ) -> None:
         """Raises BadInputError for a shape that cannot be."""
         self._books = Books(
-            Shape(pools, page_tokens, verify_rows, kept_columns_max, kept_nodes_max, snap_slots)
+            Shape(
+                pools,
+                page_tokens,
+                verify_rows,
+                kept_columns_max,
+                kept_nodes_max,
+                snap_slots,
+                accounts,
+            )
         )
 
     def apply(self, command: msgspec.Struct) -> None:
@@ -109,18 +118,29 @@ class PageOwner:
 
     def reclaimable(self) -> tuple[int, ...]:
         """Pages that evicting all that may be evicted would free."""
-        return tuple(self._books.tree.reclaimable)
+        return self._books.tree.reclaimable()
 
     def reclaimable_after_adopting(self, node: int, columns: int) -> tuple[int, ...]:
         """The same, as if a stream held the path of ``columns`` columns that ends in ``node``."""
+        taken = self.idle_adopted(node, columns)
+        return tuple(
+            [
+                pages - sum([by_account[group] for by_account in taken.values()])
+                for group, pages in enumerate(self.reclaimable())
+            ]
+        )
+
+    def idle_adopted(self, node: int, columns: int) -> dict[int, list[int]]:
+        """Reclaimable pages per account and group that adopting the path would take away."""
         tree = self._books.tree
-        pages = list(tree.reclaimable)
+        taken: dict[int, list[int]] = {}
         for run in path_up(tree.locate(node, columns)):
             if run.holders == 0:
+                pages = taken.setdefault(run.account, [0] * len(run.pages))
                 beyond = max(0, run.end - columns)
                 for group, ids in enumerate(run.pages):
-                    pages[group] -= max(0, len(ids) - beyond)
-        return tuple(pages)
+                    pages[group] += max(0, len(ids) - beyond)
+        return taken
 
     def need(self, rows: int, step_rows: int = 1) -> tuple[int, ...]:
         """Pages that a stream of up to ``rows`` rows may ever hold at once.
@@ -162,6 +182,22 @@ class PageOwner:
     def kept_nodes(self) -> int:
         """Kept nodes, without the root."""
         return len(self._books.tree)
+
+    def charged(self, account: int) -> tuple[int, ...]:
+        """Pages that an account's streams hold themselves or may still take."""
+        return charged(self._books, account)
+
+    def kept_nodes_of(self, account: int) -> int:
+        """Kept nodes that are charged to an account."""
+        return self._books.tree.nodes_of[account]
+
+    def kept_pages_of(self, account: int) -> tuple[int, ...]:
+        """Pages of an account's kept nodes."""
+        return tuple(self._books.tree.kept[account])
+
+    def reclaimable_of(self, account: int) -> tuple[int, ...]:
+        """Pages that evicting all that may be evicted of one account's nodes would free."""
+        return tuple(self._books.tree.idle[account])
 
     def streams(self) -> list[int]:
         """Streams that hold a route, ascending."""
@@ -244,6 +280,10 @@ class PageOwner:
     def abort(self, append: Append) -> bool:
         """No row of the append counts; False: it had ended before."""
         return appends.abort(self._books, append)
+
+    def shortfall(self, stream: int, rows: int) -> tuple[int, ...]:
+        """Pages per group to promise before ``rows`` more rows can be reserved; zeros: none."""
+        return appends.shortfall(self._books, stream, rows)
 
     def committed(self) -> tuple[tuple[int, int], ...]:
         """(stream, rows) written and not yet advanced, by stream: the next RowsAdvanced."""

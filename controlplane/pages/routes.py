@@ -34,6 +34,7 @@ class Route:
     """A stream's place in the tree of runs. Read-only outside this package."""
 
     __slots__ = (
+        "account",
         "adopted_columns",
         "adopted_rows",
         "ahead",
@@ -45,8 +46,9 @@ class Route:
         "stream",
     )
 
-    def __init__(self, stream: int, end: Run, rows: int, groups: int) -> None:
+    def __init__(self, stream: int, end: Run, rows: int, groups: int, account: int = 0) -> None:
         self.stream = stream
+        self.account = account  # on whom its own pages are charged, and what it keeps
         self.end = end
         self.rows = rows
         self.adopted_columns = end.end
@@ -92,10 +94,14 @@ class Copy:
 
 
 class Lease:
-    """Runs that are being read. The list is closed towards the root, and only grows by splits."""
+    """Runs that are being read. The list is closed towards the root, and only grows by splits.
 
-    __slots__ = ("number", "runs")
+    ``ram_columns``: columns that are on their way to host memory; 0: another reader.
+    """
 
-    def __init__(self, number: int, runs: list[Run]) -> None:
+    __slots__ = ("number", "ram_columns", "runs")
+
+    def __init__(self, number: int, runs: list[Run], ram_columns: int = 0) -> None:
         self.number = number
         self.runs = runs
+        self.ram_columns = ram_columns

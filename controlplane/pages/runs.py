@@ -32,6 +32,7 @@ class Run:
 
     __slots__ = (
         "accesses",
+        "account",
         "children",
         "columns",
         "durable",
@@ -65,6 +66,7 @@ class Run:
         self.accesses = 0
         self.resumed = False
         self.superseded = False
+        self.account = 0  # on whose account it is kept
         self.slot = NO_SLOT  # of the snapshot at the run's end
         self.older: Run = self  # neighbours in the order of last access; itself: in no order
         self.newer: Run = self

@@ -19,7 +19,7 @@ from .check import check
 from .routes import Copy, Lease, Route
 from .runs import NO_NUMBER, NO_SLOT, Run, path_down
 
-STATE_VERSION = 1
+STATE_VERSION = 2
 _RESUMED = 1
 _SUPERSEDED = 2
 _SNAPSHOT = 4
@@ -37,6 +37,7 @@ class NodeState(msgspec.Struct, frozen=True, array_like=True):
     previous_access: int
     accesses: int
     flags: int
+    account: int
 
 
 class RunState(msgspec.Struct, frozen=True, array_like=True):
@@ -57,6 +58,7 @@ class RouteState(msgspec.Struct, frozen=True, array_like=True):
     adopted_rows: int
     promised: tuple[int, ...]
     marks: tuple[int, ...]
+    account: int
 
 
 class CopyState(msgspec.Struct, frozen=True, array_like=True):
@@ -75,6 +77,7 @@ class LeaseState(msgspec.Struct, frozen=True, array_like=True):
 
     lease: int
     runs: tuple[int, ...]
+    ram_columns: int
 
 
 class OwnerState(msgspec.Struct, frozen=True, array_like=True):
@@ -87,6 +90,7 @@ class OwnerState(msgspec.Struct, frozen=True, array_like=True):
     kept_columns_max: int
     kept_nodes_max: int
     snap_slots: int
+    accounts: int
     commands: int
     next_number: int
     next_copy: int
@@ -118,6 +122,7 @@ def encode(books: Books) -> bytes:
             run.previous_access,
             run.accesses,
             _flags(run) + _SNAPSHOT * (run.slot != NO_SLOT),
+            run.account,
         )
         for number, run in sorted(books.tree.nodes.items())
         if number
@@ -147,12 +152,15 @@ def encode(books: Books) -> bytes:
                 route.adopted_rows,
                 tuple(route.promised),
                 tuple(sorted(route.marks)),
+                route.account,
             )
         )
     leases: list[LeaseState] = []
     for number, lease in sorted(books.leases.items()):
         meet(lease.runs)
-        leases.append(LeaseState(number, tuple([reference(run) for run in lease.runs])))
+        leases.append(
+            LeaseState(number, tuple([reference(run) for run in lease.runs]), lease.ram_columns)
+        )
     shape = books.shape
     return msgspec.msgpack.encode(
         OwnerState(
@@ -163,6 +171,7 @@ def encode(books: Books) -> bytes:
             shape.kept_columns_max,
             shape.kept_nodes_max,
             shape.snap_slots,
+            shape.accounts,
             books.commands,
             books.tree.next_number,
             books.next_copy,
@@ -213,6 +222,7 @@ def _rebuild(state: OwnerState) -> Books:
             state.kept_columns_max,
             state.kept_nodes_max,
             state.snap_slots,
+            state.accounts,
         )
     )
     tree = books.tree
@@ -227,10 +237,12 @@ def _rebuild(state: OwnerState) -> Books:
         run.accesses = node.accesses
         run.resumed = bool(node.flags & _RESUMED)
         run.superseded = bool(node.flags & _SUPERSEDED)
+        run.account = node.account
         if node.flags & _SNAPSHOT:
             run.slot = _slot(books)
         tree.nodes[node.number] = run
         tree.columns += node.columns
+        tree.count_kept(run)
         tree.count_idle(run, 1)
     for node in state.nodes:
         run, parent = tree.nodes[node.number], tree.nodes[node.parent]
@@ -251,7 +263,9 @@ def _rebuild(state: OwnerState) -> Books:
             Run(parent.end, _pages(books, item.columns, item.present), item.columns, parent)
         )
     for stored in state.routes:
-        route = Route(stored.stream, referred(stored.end), stored.rows, len(books.pools))
+        route = Route(
+            stored.stream, referred(stored.end), stored.rows, len(books.pools), stored.account
+        )
         route.adopted_columns = stored.adopted_columns
         route.adopted_rows = stored.adopted_rows
         route.promised = list(stored.promised)
@@ -261,7 +275,9 @@ def _rebuild(state: OwnerState) -> Books:
         books.enter(route.end)
         books.routes[stored.stream] = route
     for pinned in state.leases:
-        lease = Lease(pinned.lease, [referred(reference) for reference in pinned.runs])
+        lease = Lease(
+            pinned.lease, [referred(reference) for reference in pinned.runs], pinned.ram_columns
+        )
         for run in lease.runs:
             if run.holders == 0 and run.number != NO_NUMBER:
                 tree.count_idle(run, -1)
