@@ -1,6 +1,7 @@
 """Whether a request starts, waits or is refused.
 
-Owns ``admission/reserve``. It never matches prefixes, evicts or promises pages itself.
+Owns ``admission/reserve``, with and without tenants' shares. It never matches prefixes, evicts or
+promises pages itself.
 """
 
 from __future__ import annotations
@@ -32,6 +33,17 @@ class ReserveWeights(
     ] = 16
 
 
+_WAITS = frozenset(
+    {
+        AdmitReason.NO_LANE,
+        AdmitReason.NO_PAGES,
+        AdmitReason.BEHIND_WAITING,
+        AdmitReason.BEYOND_QUOTA,
+        AdmitReason.BEHIND_PREEMPTED,
+    }
+)
+
+
 class Reserve:
     """Full reservation: a stream starts only when every page it may ever hold can be promised.
 
@@ -45,11 +57,14 @@ class Reserve:
     A request that waits for pages does not hold up smaller ones behind it until it has been
     passed that often.
 
+    With ``shares`` two more make it wait, after the lanes: a preempted stream waits ahead and this
+    request is new; it would carry its account past the quota while one within its quota waits.
+    ``reclaimable`` is then what the account may have evicted for it.
+
     Alternatives are the three outcomes. All carry the decision's reason, for what allows one of
     them rules the other two out. The constraints settle everything: there are no ties.
     """
 
-    name = "admission/reserve@1"
     kind = KindId.ADMIT
     weights_type = ReserveWeights
     terms = (
@@ -61,6 +76,10 @@ class Reserve:
         Term("start_ns", "ns, cheaper of restore and recompute"),
     )
 
+    def __init__(self, name: str, *, shares: bool) -> None:
+        self.name = name
+        self._shares = shares
+
     def evaluate(self, weights: ReserveWeights, inputs: AdmitInputs) -> Evaluation[AdmitChoice]:
         promise = [need - held for need, held in zip(inputs.need, inputs.adopted, strict=True)]
         lacking = [
@@ -71,11 +90,11 @@ class Reserve:
             wanted - more if wanted > more else 0
             for wanted, more in zip(lacking, inputs.reclaimable, strict=True)
         ]
-        reason = _reason(weights, inputs, any(lacking), any(short))
+        reason = _reason(weights, inputs, any(lacking), any(short), self._shares)
         zeros = (0,) * len(promise)
         if reason <= AdmitReason.FITS_AFTER_RECLAIM:
             choice = AdmitChoice(int(AdmitOutcome.ADMIT), tuple(promise), tuple(lacking))
-        elif reason <= AdmitReason.BEHIND_WAITING:
+        elif reason in _WAITS:
             choice = AdmitChoice(int(AdmitOutcome.QUEUE), zeros, zeros)
         else:
             choice = AdmitChoice(int(AdmitOutcome.REFUSE), zeros, zeros)
@@ -92,7 +111,7 @@ class Reserve:
 
 
 def _reason(
-    weights: ReserveWeights, inputs: AdmitInputs, lacking: bool, short: bool
+    weights: ReserveWeights, inputs: AdmitInputs, lacking: bool, short: bool, shares: bool
 ) -> AdmitReason:
     if not inputs.compatible:
         return AdmitReason.INCOMPATIBLE
@@ -104,6 +123,10 @@ def _reason(
         return AdmitReason.BEHIND_WAITING
     if inputs.running >= inputs.lanes:
         return AdmitReason.NO_LANE
+    if shares and inputs.preempted_ahead:
+        return AdmitReason.BEHIND_PREEMPTED
+    if shares and inputs.within_waiting and not inputs.within_quota:
+        return AdmitReason.BEYOND_QUOTA
     if short:
         return AdmitReason.NO_PAGES
     return AdmitReason.FITS_AFTER_RECLAIM if lacking else AdmitReason.FITS

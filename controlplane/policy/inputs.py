@@ -94,6 +94,9 @@ class AdmitInputs(msgspec.Struct, frozen=True, array_like=True):
     bypassed: int  # times a later request was admitted past the first one waiting
     restore_ns: int  # cheapest way to bring the rest of the known prefix
     recompute_ns: int
+    within_quota: bool = True  # the account's streams stay within its quota if this one starts
+    within_waiting: int = 0  # waiting requests that would, of no lower priority
+    preempted_ahead: int = 0  # preempted streams that wait before this request, itself none
 
 
 class AdmitReason(IntEnum):
@@ -105,6 +108,8 @@ class AdmitReason(IntEnum):
     NEVER_FITS = 5
     CONTEXT_EXCEEDED = 6
     INCOMPATIBLE = 7
+    BEYOND_QUOTA = 8
+    BEHIND_PREEMPTED = 9
 
 
 class AdmitOutcome(IntEnum):
@@ -276,6 +281,10 @@ class KeepInputs(msgspec.Struct, frozen=True, array_like=True):
     kept_nodes: int
     kept_nodes_max: int
     new_nodes: int = 1  # nodes the keep adds; 2 when the shared part ends inside a node
+    reclaim_failed: bool = False  # making room was tried, and could not be reached
+    ram_columns: int = 0  # columns of the prompt's whole chunks
+    ram_bytes: int = 0  # what those take in host memory
+    ram_bytes_max: int = 0
 
 
 class KeepReason(IntEnum):
@@ -284,12 +293,19 @@ class KeepReason(IntEnum):
     TOO_MANY_COLUMNS = 2
     TOO_MANY_NODES = 3
     KEEP_AFTER_RECLAIM = 4
+    NOTHING_TO_RECLAIM = 5
 
 
 class KeepChoice(msgspec.Struct, frozen=True, array_like=True):
     keep: bool
     columns: int
     reclaim_columns: int  # kept columns to evict first
+
+
+class KeepOrRamChoice(KeepChoice, frozen=True, array_like=True):
+    """``ram_columns``: columns that go to host memory instead of staying."""
+
+    ram_columns: int = 0
 
 
 # ---------------------------------------------------------------- preempt, resume
@@ -303,24 +319,30 @@ class PreemptCandidate(msgspec.Struct, frozen=True, array_like=True):
     rows: int
     swap_ns: int  # out and back in
     recompute_ns: int
+    account: int = 0
+    borrows: bool = False  # the account holds more than its quota
+    swap_bytes: int = 0  # of host memory
 
 
 class PreemptInputs(msgspec.Struct, frozen=True, array_like=True):
-    """``candidates`` by stream number."""
+    """``candidates`` by stream number, without the one that asks."""
 
     need: tuple[int, ...]
     priority: int  # of the stream that asks
     swap_bytes_free: int
     page_bytes: tuple[int, ...]
     candidates: tuple[PreemptCandidate, ...]
+    asker: PreemptCandidate | None = None
 
 
 class PreemptReason(IntEnum):
     ELIGIBLE = 0
     HIGHER_PRIORITY = 1
     NOT_NEEDED = 2
+    WITHIN_QUOTA = 3
     CHEAPEST = 16
     SHORTFALL = 17
+    GIVES_WAY = 18
 
 
 class PreemptChoice(msgspec.Struct, frozen=True, array_like=True):

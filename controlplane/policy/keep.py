@@ -1,6 +1,7 @@
-"""Whether a finished prompt stays on the device.
+"""Whether a finished prompt stays: on the device, or in host memory.
 
-Owns ``keep/within-limits``. Which kept columns make room for it is a residency decision.
+Owns ``keep/within-limits``, with and without the way to RAM. Which kept columns make room for it is
+a residency decision.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import msgspec
 
 from pagetrail.catalog.facts import KindId
 
-from .inputs import KeepChoice, KeepInputs, KeepReason
+from .inputs import KeepChoice, KeepInputs, KeepOrRamChoice, KeepReason
 from .types import Evaluation, Term
 
 _KEEPS = (KeepReason.KEEP, KeepReason.KEEP_AFTER_RECLAIM, KeepReason.NOTHING_NEW)
@@ -32,11 +33,13 @@ class WithinLimits:
     the kept pages and its path counts as used. What is shared is never reclaimed for it:
     ``columns`` fit the limit, so ``reclaim`` is at most the kept columns that it does not share.
 
+    With ``ram`` a prompt that cannot stay goes to host memory, if it has a whole chunk and its
+    chunks do not pass the memory; and when room was tried for in vain, it cannot stay.
+
     Alternatives are to let it go and to keep it; both carry the decision's reason. The
     constraints settle everything: there are no ties.
     """
 
-    name = "keep/within-limits@1"
     kind = KindId.KEEP
     weights_type = WithinLimitsWeights
     terms = (
@@ -46,13 +49,24 @@ class WithinLimits:
         Term("reclaim_columns", "page columns"),
     )
 
+    def __init__(self, name: str, *, ram: bool) -> None:
+        self.name = name
+        self._ram = ram
+
     def evaluate(self, weights: WithinLimitsWeights, inputs: KeepInputs) -> Evaluation[KeepChoice]:
         new_columns = inputs.columns - inputs.shared
         over = inputs.kept_columns + new_columns - inputs.kept_columns_max
         reason = _reason(inputs, new_columns, over)
+        if self._ram and inputs.reclaim_failed and reason is KeepReason.KEEP_AFTER_RECLAIM:
+            reason = KeepReason.NOTHING_TO_RECLAIM
         kept = inputs.columns > 0 and reason in _KEEPS
         reclaim = over if reason is KeepReason.KEEP_AFTER_RECLAIM else 0
         choice = KeepChoice(kept, inputs.columns if kept else 0, reclaim)
+        if self._ram:
+            fits = not kept and 0 < inputs.ram_bytes <= inputs.ram_bytes_max
+            choice = KeepOrRamChoice(
+                kept, choice.columns, reclaim, inputs.ram_columns if fits else 0
+            )
         columns = ((0, 1), (int(reason),) * 2, (0, new_columns), (0, max(0, over)))
         return Evaluation(choice, int(reason), 0, columns)
 

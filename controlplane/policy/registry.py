@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from pagetrail.catalog.errors import BadInputError, CorruptionError, PagetrailError
+from pagetrail.catalog.facts import KindId
 from pagetrail.catalog.identity import canonical
 from pagetrail.catalog.kinds.worker import Bound
 
@@ -44,7 +45,8 @@ def _by_name(evaluators: Sequence[AnyEvaluator]) -> Mapping[str, AnyEvaluator]:
 EVALUATORS: Mapping[str, AnyEvaluator] = _by_name(
     (
         MinTtft(),
-        Reserve(),
+        Reserve("admission/reserve@1", shares=False),
+        Reserve("admission/reserve@2", shares=True),
         LeafLru(),
         Lru2(),
         SeedOrder(),
@@ -52,10 +54,13 @@ EVALUATORS: Mapping[str, AnyEvaluator] = _by_name(
         Gdsf(),
         ValueDensity("residency/value-density@1", durable_only=True),
         ValueDensity("residency/value-density-untiered@1", durable_only=False),
-        MinCompletion(),
+        MinCompletion("restore/min-completion@1", KindId.RESTORE),
+        MinCompletion("resume/min-completion@1", KindId.RESUME),
         ExpectedValue(),
-        WithinLimits(),
-        MinCost(),
+        WithinLimits("keep/within-limits@1", ram=False),
+        WithinLimits("keep/within-limits@2", ram=True),
+        MinCost("preempt/min-cost@1", shares=False),
+        MinCost("preempt/min-cost@2", shares=True),
     )
 )
 

@@ -1,6 +1,7 @@
 """From where a request's prefix comes before its prefill starts.
 
-Owns ``restore/min-completion``. It never opens a transfer or checks a copy.
+Owns ``restore/min-completion`` and ``resume/min-completion``. It never opens a transfer or checks
+a copy.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ class MinCompletionWeights(
 
 
 class MinCompletion:
-    """The source that has the whole prompt on the device first.
+    """The source that has the whole prompt, or all rows of a preempted stream, back first.
 
     Formula: ``completion = cost + (reusable_tokens - tokens) * prefill_per_token``, where the
     cost of what is resident and of recomputing is 0.
@@ -38,8 +39,6 @@ class MinCompletion:
     tier, then holder's id.
     """
 
-    name = "restore/min-completion@1"
-    kind = KindId.RESTORE
     weights_type = MinCompletionWeights
     terms = (
         Term("tier", "Tier; -1 recompute"),
@@ -49,6 +48,10 @@ class MinCompletion:
         Term("cost_ns", "ns"),
         Term("completion_ns", "ns"),
     )
+
+    def __init__(self, name: str, kind: KindId) -> None:
+        self.name = name
+        self.kind = kind
 
     def evaluate(
         self, weights: MinCompletionWeights, inputs: RestoreInputs

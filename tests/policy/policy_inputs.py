@@ -287,6 +287,9 @@ def _drawn_admit(draw: Draws) -> AdmitInputs:
         bypassed=draw.below(20),
         restore_ns=draw.below(100) * MS,
         recompute_ns=draw.below(100) * MS,
+        within_quota=draw.one_in(2),
+        within_waiting=draw.below(2),
+        preempted_ahead=draw.below(2),
     )
 
 
@@ -366,12 +369,16 @@ def _drawn_keep(draw: Draws) -> KeepInputs:
         kept_nodes=draw.below(10),
         kept_nodes_max=9,
         new_nodes=1 + draw.below(2),
+        reclaim_failed=draw.one_in(2),
+        ram_columns=draw.below(columns + 1),
+        ram_bytes=draw.below(40),
+        ram_bytes_max=20,
     )
 
 
 def _drawn_preempt(draw: Draws) -> PreemptInputs:
     groups = 1 + draw.below(2)
-    return PreemptInputs(
+    inputs = PreemptInputs(
         need=tuple(draw.below(12) for _ in range(groups)),
         priority=draw.below(3),
         swap_bytes_free=draw.below(40) << 20,
@@ -390,6 +397,19 @@ def _drawn_preempt(draw: Draws) -> PreemptInputs:
         ),
     )
 
+    def shared(one: PreemptCandidate) -> PreemptCandidate:
+        account = draw.below(3)
+        return msgspec.structs.replace(
+            one, account=account, borrows=account == 2, swap_bytes=draw.below(20) << 20
+        )
+
+    asker = msgspec.structs.replace(inputs.candidates[0], stream=99)
+    return msgspec.structs.replace(
+        inputs,
+        candidates=tuple(shared(one) for one in inputs.candidates),
+        asker=None if draw.one_in(9) else shared(asker),
+    )
+
 
 _DRAWN = {
     "ROUTE": _drawn_route,
@@ -399,4 +419,5 @@ _DRAWN = {
     "CHECKPOINT": _drawn_checkpoint,
     "KEEP": _drawn_keep,
     "PREEMPT": _drawn_preempt,
+    "RESUME": _drawn_restore,
 }
