@@ -140,6 +140,14 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     ssd_bytes: Annotated[
         int, Meta(ge=0, le=1 << 50, description="Room of the local chunk tier.")
     ] = 8 << 30
+    disk_reserve_bytes: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=1 << 50,
+            description="Disk space that chunks leave free, for the log and the spools.",
+        ),
+    ] = 256 << 20
     staging_bytes: Annotated[
         int,
         Meta(ge=1 << 16, le=1 << 40, description="Captured chunks waiting to be stored, at most."),

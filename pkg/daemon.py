@@ -280,11 +280,10 @@ def _load(config: Config) -> EngineModel:
 
 
 def _stores(config: Config, directory: Path) -> dict[int, ObjectStore]:
-    wanted = CHECKPOINT_TIERS[config.worker.checkpoint_tiers]
-    stores: dict[int, ObjectStore] = {}
-    if Tier.SSD in wanted:
-        root = directory / "tiers" / "ssd" / config.worker.id
-        stores[Tier.SSD] = DirectoryStore(root, config.worker.id)
-    if Tier.OBJECT in wanted:
-        stores[Tier.OBJECT] = DirectoryStore(directory / "tiers" / "object", config.worker.id)
-    return stores
+    worker = config.worker
+    tiers = directory / "tiers"
+    roots = {Tier.SSD: tiers / "ssd" / worker.id, Tier.OBJECT: tiers / "object"}
+    return {
+        tier: DirectoryStore(roots[tier], worker.id, worker.disk_reserve_bytes)
+        for tier in CHECKPOINT_TIERS[worker.checkpoint_tiers]
+    }

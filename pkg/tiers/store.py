@@ -11,6 +11,7 @@ import errno
 import mmap
 import os
 import re
+import shutil
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -70,10 +71,11 @@ def check_key(key: str) -> str:
 class DirectoryStore:
     """Objects as files below a directory; written beside, synced, then linked into place."""
 
-    def __init__(self, root: Path, owner: str) -> None:
+    def __init__(self, root: Path, owner: str, reserve_bytes: int = 0) -> None:
         """``owner`` names the one process that writes as this owner; others may share the root.
 
-        Raises BadInputError when the directory cannot be made or written.
+        ``reserve_bytes`` of the disk stay free for others: the log and the spools must be able to
+        write when chunks no longer can. Raises BadInputError when the directory cannot be made or written.
         """
         self._root = root
         self._incoming = root / ".incoming" / check_key(owner)
@@ -90,12 +92,14 @@ class DirectoryStore:
             ) from error
         self._used_bytes = sum(path.stat().st_size for path in root.rglob("*") if path.is_file())
         self._number = 0
+        self._reserve_bytes = reserve_bytes
 
     def put(self, key: str, payload: bytes | memoryview) -> None:
         """Store an object durably."""
         target = self._root / check_key(key)
         self._number += 1
         incoming = self._incoming / str(self._number)
+        self._check_room(key, len(payload))
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
             with incoming.open("wb") as handle:
@@ -164,6 +168,14 @@ class DirectoryStore:
     def used_bytes(self) -> int:
         """Bytes of all objects that this process knows of."""
         return self._used_bytes
+
+    def _check_room(self, key: str, size_bytes: int) -> None:
+        free_bytes = shutil.disk_usage(self._root).free
+        if free_bytes - size_bytes < self._reserve_bytes:
+            raise StoreError(
+                f"cannot store {key} of {size_bytes} bytes: {free_bytes} bytes are free and "
+                f"{self._reserve_bytes} of them are kept for the log (worker.disk_reserve_bytes)"
+            )
 
 
 def _sync_directory(path: Path) -> None:

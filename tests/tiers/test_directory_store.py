@@ -42,6 +42,15 @@ def test_what_was_put_is_read_back_and_survives_another_opening(tmp_path: Path) 
     assert store.used_bytes() == again.used_bytes() == len(BODY)
 
 
+def test_the_last_of_the_disk_is_left_to_others(tmp_path: Path) -> None:
+    """The reserve is larger than any disk here: nothing may be stored, and nothing is."""
+    store = DirectoryStore(tmp_path, "worker-0", reserve_bytes=1 << 62)
+    with pytest.raises(StoreError, match=r"kept for the log \(worker.disk_reserve_bytes\)"):
+        store.put("ab/key.1", BODY)
+    assert not store.exists("ab/key.1")
+    assert store.used_bytes() == 0
+
+
 def test_case_19_a_deleted_object_is_one_miss_then_absent_and_may_be_put_again(
     tmp_path: Path,
 ) -> None:
