@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from pagetrail.catalog.errors import BadInputError, PagetrailError
@@ -50,7 +51,10 @@ from pagetrail.controlplane.log.wire import AnswerSpan, SegmentEntry, cut_span
 
 
 class Committer:
-    """See the module. Open with ``open_committer``; not for more than one thread."""
+    """See the module. Open with ``open_committer``; not for more than one thread.
+
+    ``lock`` is given up when it closes; None when nothing else can open this log.
+    """
 
     def __init__(
         self,
@@ -58,7 +62,7 @@ class Committer:
         sequencer: Sequencer,
         places: list[Place],
         slots: SlotStore,
-        lock: DirectoryLock,
+        lock: DirectoryLock | None,
         *,
         limits: LogLimits,
         clock: Clock,
@@ -68,7 +72,7 @@ class Committer:
         self._sequencer = sequencer
         self._places = places
         self._slots = slots
-        self._lock: DirectoryLock | None = lock
+        self._lock = lock
         self._limits = limits
         self._clock = clock
         self._files = files
@@ -228,7 +232,8 @@ class Committer:
         path = self._log / segment_name(frame.first_seq)
         header = encode_segment_header(SegmentHeader(frame.header.writer_epoch, self.head))
         temporary = path.with_name(f"{path.name}.{frame.header.writer_epoch}.tmp")
-        temporary.unlink(missing_ok=True)
+        with suppress(FileNotFoundError):
+            self._files.unlink(temporary)  # a creation that a crash cut short
         descriptor = self._files.open_append(temporary)
         self._descriptor = descriptor
         write_all(self._files, descriptor, header)

@@ -32,7 +32,8 @@ class Place:
 def recover(log: Path, limits: LogLimits, files: Files) -> tuple[Sequencer, list[Place]]:
     """Fold a log into a sequencer and find places in it; a torn tail is cut, durably.
 
-    ``CorruptionError`` for any other damage: nothing is changed then.
+    What a killed writer wrote and did not sync is made durable too: its transactions will be
+    answered as taken. ``CorruptionError`` for any other damage: nothing is changed then.
     """
     places: list[Place] = []
     stretches = list_stretches(log)
@@ -45,7 +46,7 @@ def recover(log: Path, limits: LogLimits, files: Files) -> tuple[Sequencer, list
             f"{log}: starts at seq {stretches.start.next_seq} and holds no sealed-state file, "
             "without which clients' numbers and registers are unknown; restore that file"
         )
-    torn: list[tuple[Path, int]] = []
+    tails: list[tuple[Path, int | None]] = []  # (path, where to cut it)
 
     def active_frames(stretch: Stretch, until: LogPosition | None) -> Iterator[Frame]:
         scan = SegmentScan(stretch.path.read_bytes(), stretch.path.name, stretch.start, until)
@@ -56,8 +57,9 @@ def recover(log: Path, limits: LogLimits, files: Files) -> tuple[Sequencer, list
                 places.append(Place(frame.first_seq, stretch.first_seq, offset))
                 next_place_bytes = offset + limits.index_stride_bytes
             yield frame
-        if scan.end is not None and scan.end.ending is Ending.TORN:
-            torn.append((stretch.path, scan.end.offset_bytes))
+        if until is None and scan.end is not None:
+            torn = scan.end.ending is Ending.TORN
+            tails.append((stretch.path, scan.end.offset_bytes if torn else None))
 
     def frames() -> Iterator[Frame]:
         position = sequencer.position
@@ -73,10 +75,11 @@ def recover(log: Path, limits: LogLimits, files: Files) -> tuple[Sequencer, list
                 yield from active_frames(stretch, until)
 
     sequencer.replay(frames())
-    for path, offset_bytes in torn:
+    for path, offset_bytes in tails:
         descriptor = files.open_append(path)
         try:
-            files.truncate(descriptor, offset_bytes)
+            if offset_bytes is not None:
+                files.truncate(descriptor, offset_bytes)
             files.fdatasync(descriptor)
         finally:
             files.close(descriptor)
