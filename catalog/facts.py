@@ -61,6 +61,7 @@ class KindId(IntEnum):
     COPIES_DROPPED = 87
     RAM_KEEP_BEGUN = 88
     RAM_KEEP_ENDED = 89
+    SWAP_RELEASED = 90
 
     ROUTER_STARTED = 96
     WORKER_OBSERVED = 97
@@ -155,6 +156,7 @@ def _table() -> dict[int, Kind]:
         (KindId.COPIES_DROPPED, worker.CopiesDropped, Role.COMMAND, ()),
         (KindId.RAM_KEEP_BEGUN, worker.RamKeepBegun, Role.COMMAND, ("lease",)),
         (KindId.RAM_KEEP_ENDED, worker.RamKeepEnded, Role.COMMAND, ("lease",)),
+        (KindId.SWAP_RELEASED, worker.SwapReleased, Role.COMMAND, ("stream",)),
         (KindId.ROUTER_STARTED, router.RouterStarted, Role.JOURNAL, ("router", "router_epoch")),
         (KindId.WORKER_OBSERVED, router.WorkerObserved, Role.COMMAND, ("worker",)),
         (KindId.WORKER_EXPIRED, router.WorkerExpired, Role.COMMAND, ("worker",)),

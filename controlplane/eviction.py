@@ -14,13 +14,18 @@ from .policy.inputs import EvictCandidate, EvictInputs, EvictRun
 from .policy.types import PPM
 
 EVICT_CANDIDATES_MIN = 64
+ALL_ACCOUNTS = -1
 
 
 class EvictRecorded(msgspec.Struct, frozen=True, array_like=True):
-    """How far an eviction looked: at least so many of the oldest kept nodes."""
+    """How far an eviction looked: at least so many of the oldest kept nodes.
+
+    ``passed``: accounts that were asked before and could give nothing.
+    """
 
     need: tuple[int, ...]
     candidates_min: int
+    passed: tuple[int, ...] = ()
 
 
 class KeepCosts(msgspec.Struct, frozen=True, array_like=True):
@@ -38,8 +43,10 @@ def reuse_ppm(accesses: int) -> int:
     return accesses * PPM // (accesses + 3)
 
 
-def evict_inputs(owner: PageOwner, costs: KeepCosts, recorded: EvictRecorded) -> EvictInputs:
-    """The complete inputs of an eviction: the oldest kept nodes, enough for the need.
+def evict_inputs(
+    owner: PageOwner, costs: KeepCosts, recorded: EvictRecorded, account: int = ALL_ACCOUNTS
+) -> EvictInputs:
+    """The complete inputs of an eviction: the oldest kept nodes of an account, enough for the need.
 
     Nodes come in order of (last access, number). The list ends at the first change of last access
     after it holds ``candidates_min`` nodes and, in columns that no stream holds, the need: every
@@ -48,7 +55,11 @@ def evict_inputs(owner: PageOwner, costs: KeepCosts, recorded: EvictRecorded) ->
     need_columns, nodes_min = max(recorded.need), recorded.candidates_min
     nodes: list[Run] = []
     columns = last_access = 0
-    for node in owner.oldest_nodes():
+    kept_nodes, oldest = owner.kept_nodes, owner.oldest_nodes()
+    if account != ALL_ACCOUNTS:
+        kept_nodes = owner.kept_nodes_of(account)
+        oldest = filter(lambda node: node.account == account, oldest)
+    for node in oldest:
         if node.last_access != last_access and len(nodes) >= nodes_min and columns >= need_columns:
             break
         nodes.append(node)
@@ -98,7 +109,7 @@ def evict_inputs(owner: PageOwner, costs: KeepCosts, recorded: EvictRecorded) ->
         need=recorded.need,
         runs=tuple(runs),
         candidates=tuple(candidates),
-        candidates_cut=owner.kept_nodes - len(nodes),
+        candidates_cut=kept_nodes - len(nodes),
     )
 
 

@@ -24,8 +24,8 @@ MIB = 1024 * 1024
 class Preempted(msgspec.Struct, frozen=True, array_like=True):
     """A stream that gave way and has not gone on yet."""
 
-    rows: int  # it had, and goes on behind
-    swap_bytes: int  # of host memory that hold them; 0: they are to be computed again
+    rows: int  # it had at most, and goes on behind
+    swap_rows: int  # of them in host memory; 0: they are to be computed again
 
 
 class PreemptRecorded(msgspec.Struct, frozen=True, array_like=True):
@@ -72,7 +72,7 @@ def preempt_inputs(
             swap_bytes=size,
         )
 
-    used = sum([one.swap_bytes for one in preempted.values()])
+    used = sum([swap_bytes(start, one.swap_rows) for one in preempted.values()])
     return PreemptInputs(
         need=recorded.need,
         priority=running[asker].priority,
@@ -93,7 +93,7 @@ def swap_option(
     start: WorkerStarted, standing: Preempted, resident: int, upload_ns_per_mib: int
 ) -> tuple[RestoreOption, ...]:
     """The rows of a stream that gave way, as a source to go on from; none when not swapped."""
-    if not standing.swap_bytes:
+    if not standing.swap_rows:
         return ()
-    size = swap_bytes(start, standing.rows - resident) if standing.rows > resident else 0
-    return (RestoreOption(Tier.RAM, "", standing.rows, size * upload_ns_per_mib // MIB),)
+    size = swap_bytes(start, max(0, standing.swap_rows - resident))
+    return (RestoreOption(Tier.RAM, "", standing.swap_rows, size * upload_ns_per_mib // MIB),)

@@ -8,48 +8,48 @@ quantities are integers.
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
 from collections.abc import Callable
 from typing import Any
 
 import msgspec
 
-from pagetrail.catalog.errors import InvariantError
+from pagetrail.catalog.errors import BadInputError, InvariantError
 from pagetrail.catalog.index import Entry
 from pagetrail.catalog.kinds.content import Tier
 from pagetrail.catalog.kinds.worker import (
     AdoptionUndone,
     Measured,
     Metric,
-    NodeDurable,
-    NodesEvicted,
     PagesAdopted,
-    PagesPromised,
-    PromptKept,
     RequestDropped,
     RequestQueued,
     RouteForked,
-    RowsAdvanced,
-    RowsRestored,
     StreamFinished,
+    StreamPreempted,
+    SwapReleased,
     WorkerStarted,
 )
 
 from . import calibration
-from .eviction import EvictRecorded, KeepCosts, evict_inputs, reuse_ppm
+from .eviction import ALL_ACCOUNTS, EvictRecorded, KeepCosts, evict_inputs, reuse_ppm
 from .lookup import Catalog, PrefixLookup, holdings
+from .pages.commands import OPERATIONS
 from .pages.owner import PageOwner
 from .policy.inputs import (
     AdmitInputs,
     CheckpointInputs,
     EvictInputs,
     KeepInputs,
+    PreemptInputs,
     RestoreInputs,
     RestoreOption,
 )
+from .preempting import Preempted, PreemptRecorded, preempt_inputs, swap_bytes, swap_option
+from .quotas import accounts_of, next_giver, reclaimable_for, stays_within
+from .waiting import Waiting, WaitingQueue
 
 MIB = 1024 * 1024
-NO_DEADLINE = 2**63 - 1
+QUOTA_SCAN_MAX = 64  # waiting requests looked at for one within its quota
 
 
 class AdmitRecorded(msgspec.Struct, frozen=True, array_like=True):
@@ -81,13 +81,8 @@ class KeepRecorded(msgspec.Struct, frozen=True, array_like=True):
     node: int
     shared: int
     columns: int
-
-
-class Waiting(msgspec.Struct, array_like=True):
-    """A queued request and how often a later one went ahead of it."""
-
-    queued: RequestQueued
-    bypassed: int
+    reclaim_failed: bool = False  # making room for it was tried, and could not be reached
+    ram_columns: int = 0  # columns of its whole chunks
 
 
 class ViewState(msgspec.Struct, array_like=True):
@@ -97,6 +92,7 @@ class ViewState(msgspec.Struct, array_like=True):
     calibration: bytes
     waiting: list[Waiting]
     running: list[RequestQueued]
+    preempted: list[tuple[int, Preempted]] = []
 
 
 class WorkerView:
@@ -110,12 +106,14 @@ class WorkerView:
             verify_rows=start.verify_rows,
             kept_columns_max=start.kept_columns_max,
             kept_nodes_max=start.kept_nodes_max,
+            snap_slots=start.snap_slots,
+            accounts=1 + len(start.quotas),
         )
+        self.accounts = accounts_of(start)
         self.calibration = calibration.configured(start.costs)
-        self.waiting: dict[int, Waiting] = {}
+        self.waiting = WaitingQueue()
         self.running: dict[int, RequestQueued] = {}
-        self._queue: list[QueuePlace] = []  # waiting streams, in order
-        self._waiting_tokens = 0
+        self.preempted: dict[int, Preempted] = {}  # until they stand where they stood again
 
     # ---- fold
 
@@ -126,33 +124,67 @@ class WorkerView:
     def _queued(self, queued: RequestQueued) -> None:
         if queued.stream in self.waiting or queued.stream in self.running:
             raise InvariantError(f"stream {queued.stream} is known already")
-        self._enqueue(queued)
+        self.waiting.put(Waiting(queued, 0))
 
     def _dropped(self, dropped: RequestDropped) -> None:
-        self._waiting(dropped.stream)
-        self._dequeue(dropped.stream)
+        self.waiting.take(dropped.stream)
+        self.preempted.pop(dropped.stream, None)
 
     def _adopted(self, adopted: PagesAdopted) -> None:
-        waiting = self._waiting(adopted.stream)
+        account = self.accounts.of(self.waiting[adopted.stream].queued.tenant)
+        if adopted.account != account:
+            raise InvariantError(
+                f"stream {adopted.stream} is charged to account {adopted.account}; its tenant's "
+                f"is {account}"
+            )
         self.owner.apply(adopted)
-        for place in self._queue[: self._dequeue(adopted.stream)]:
-            self.waiting[place[-1]].bypassed += 1
-        self.running[adopted.stream] = waiting.queued
+        self.running[adopted.stream] = self.waiting.admit(adopted.stream).queued
 
     def _undone(self, undone: AdoptionUndone) -> None:
         self.owner.apply(undone)
-        self._enqueue(self.running.pop(undone.stream))
+        self._back(undone.stream)
+
+    def _preempted(self, preempted: StreamPreempted) -> None:
+        stream = preempted.stream
+        if stream not in self.running:
+            raise InvariantError(f"stream {stream} does not run; nothing to preempt")
+        before = self.preempted.get(stream)
+        if before is not None and before.swap_rows:
+            raise InvariantError(f"rows of stream {stream} are swapped out still")
+        rows = self.owner.rows(stream)
+        self.owner.apply(preempted)
+        # One that has not come back to where it stood goes on from there all the same.
+        standing = rows if before is None else max(rows, before.rows)
+        self.preempted[stream] = Preempted(standing, rows if preempted.swapped else 0)
+        self._back(stream)
+
+    def _released(self, released: SwapReleased) -> None:
+        standing = self.preempted.get(released.stream)
+        if standing is None or not standing.swap_rows:
+            raise InvariantError(f"nothing is swapped out of stream {released.stream}")
+        self.preempted[released.stream] = Preempted(standing.rows, 0)
+
+    def _back(self, stream: int) -> None:
+        """A stream that held a route waits again."""
+        self.waiting.put(Waiting(self.running.pop(stream), 0, stream in self.preempted))
 
     def _forked(self, forked: RouteForked) -> None:
-        if forked.source not in self.running:
+        source = self.running.get(forked.source)
+        if source is None:
             raise InvariantError(f"stream {forked.source} does not run; nothing to fork")
         self.owner.apply(forked)
-        source = self.running[forked.source]
-        self.running[forked.stream] = msgspec.structs.replace(source, stream=forked.stream)
+        # Each is one of the samples from here on, wherever it goes.
+        self.running[forked.stream] = msgspec.structs.replace(
+            source, stream=forked.stream, samples=1
+        )
+        self.running[forked.source] = msgspec.structs.replace(
+            source, samples=max(1, source.samples - 1)
+        )
 
     def _finished(self, finished: StreamFinished) -> None:
         self.owner.apply(finished)
         del self.running[finished.stream]
+        self.preempted.pop(finished.stream, None)
 
     def _measured(self, measured: Measured) -> None:
         self.calibration = calibration.observe(self.calibration, measured.metric, measured.value)
@@ -160,42 +192,29 @@ class WorkerView:
     def _owner(self, command: msgspec.Struct) -> None:
         self.owner.apply(command)
 
-    def _enqueue(self, queued: RequestQueued) -> None:
-        self.waiting[queued.stream] = Waiting(queued, 0)
-        insort(self._queue, _order(queued))
-        self._waiting_tokens += queued.prompt_tokens
-
-    def _dequeue(self, stream: int) -> int:
-        """Take a stream out of the queue; returns the place it had."""
-        queued = self.waiting.pop(stream).queued
-        place = bisect_left(self._queue, _order(queued))
-        del self._queue[place]
-        self._waiting_tokens -= queued.prompt_tokens
-        return place
-
-    def _waiting(self, stream: int) -> Waiting:
-        waiting = self.waiting.get(stream)
-        if waiting is None:
-            raise InvariantError(f"stream {stream} is not in the queue")
-        return waiting
-
     # ---- reads
 
     def queue(self, most: int) -> list[int]:
-        """The first waiting streams in order: priority, deadline, arrival, stream."""
-        return [place[-1] for place in self._queue[:most]]
+        """The first waiting streams in order (waiting.py)."""
+        return self.waiting.first(most)
 
     def root_of(self, stream: int) -> bytes:
         """The root of a stream's prefix chain."""
         queued = self.running.get(stream)
-        return queued.root if queued is not None else self._waiting(stream).queued.root
+        return queued.root if queued is not None else self.waiting[stream].queued.root
 
     def reserved_rows(self, queued: RequestQueued) -> int:
         """Rows an admitted request may ever write."""
         rows = queued.prompt_tokens
         if self.start.reserve_output:
             rows += queued.max_new_tokens + self.start.verify_rows
-        return rows
+        standing = self.preempted.get(queued.stream)
+        return rows if standing is None else max(rows, standing.rows + 1)
+
+    def _known_rows(self, queued: RequestQueued) -> int:
+        """Rows to have before a new one is computed: a prompt's but the last, or those it had."""
+        standing = self.preempted.get(queued.stream)
+        return queued.prompt_tokens - 1 if standing is None else standing.rows
 
     def cost(self, metric: Metric) -> int:
         """A cost as calibrated, or as configured while nothing was measured."""
@@ -205,7 +224,7 @@ class WorkerView:
         """Predicted wait of a request that joined now: rows still to compute, and first tokens."""
         prefill_ns = self.cost(Metric.PREFILL_NS_PER_TOKEN)
         first_ns = self.cost(Metric.FIRST_TOKEN_NS)
-        total = self._waiting_tokens * prefill_ns + len(self.waiting) * first_ns
+        total = self.waiting.tokens * prefill_ns + len(self.waiting) * first_ns
         for stream, queued in self.running.items():
             left = queued.prompt_tokens - self.owner.rows(stream)
             if left > 0:
@@ -218,12 +237,11 @@ class WorkerView:
         self, stream: int, recorded: AdmitRecorded, catalog: Catalog, entries: tuple[Entry, ...]
     ) -> AdmitInputs:
         """The complete inputs of an admission decision."""
-        queued = self._waiting(stream).queued
-        owner, start = self.owner, self.start
-        ahead = bisect_left(self._queue, _order(queued))
+        waiting = self.waiting[stream]
+        queued, owner, start = waiting.queued, self.owner, self.start
         resident = recorded.columns * start.page_tokens
         prefill_ns = self.cost(Metric.PREFILL_NS_PER_TOKEN)
-        reusable = queued.prompt_tokens - 1
+        reusable = self._known_rows(queued)
         recompute_ns = max(0, reusable - resident) * prefill_ns
         options = self._restore_options(catalog, entries, resident, reusable)
         restore_ns = min(
@@ -232,24 +250,71 @@ class WorkerView:
         )
         rows = self.reserved_rows(queued)
         need, copies = self._need(queued)
+        adopted = owner.adoption_pages(recorded.node, recorded.columns, rows, start.step_rows)
+        account = self.accounts.of(queued.tenant)
+        within = self._stays_within(queued, tuple(map(int.__sub__, need, adopted)))
+        ahead = self._ahead(stream, within)
         return AdmitInputs(
             prompt_tokens=queued.prompt_tokens,
             max_new_tokens=queued.max_new_tokens,
             context_tokens=start.context_tokens,
             compatible=True,
             need=need,
-            adopted=owner.adoption_pages(recorded.node, recorded.columns, rows, start.step_rows),
+            adopted=adopted,
             copy_on_write=copies,
             available=owner.available(),
-            reclaimable=owner.reclaimable_after_adopting(recorded.node, recorded.columns),
+            reclaimable=reclaimable_for(
+                owner,
+                self.accounts,
+                account,
+                owner.idle_adopted(recorded.node, recorded.columns),
+            ),
             total=owner.total(),
             running=len(self.running) + queued.samples - 1,
             lanes=start.lanes,
-            waiting_ahead=ahead,
-            bypassed=self.waiting[self._queue[0][-1]].bypassed if ahead else 0,
+            waiting_ahead=len(ahead),
+            bypassed=ahead[0].bypassed if ahead else 0,
             restore_ns=restore_ns,
             recompute_ns=recompute_ns,
+            within_quota=within,
+            within_waiting=0 if within else self._within_waiting(queued),
+            preempted_ahead=0 if waiting.preempted else sum([other.preempted for other in ahead]),
         )
+
+    def _stays_within(self, queued: RequestQueued, promise: tuple[int, ...]) -> bool:
+        account = self.accounts.of(queued.tenant)
+        return stays_within(self.owner, self.accounts, account, promise)
+
+    def _ahead(self, stream: int, within: bool) -> list[Waiting]:
+        """Who waits before a stream; for one within its quota only others within theirs."""
+        ahead = [self.waiting[other] for other in self.queue(self.waiting.place(stream))]
+        if not self.accounts.shared or not within:
+            return ahead
+        return [one for one in ahead if self._stays_within(one.queued, self._need(one.queued)[0])]
+
+    def _within_waiting(self, queued: RequestQueued) -> int:
+        """Requests of no lower priority that wait and would stay within their quota."""
+        others = [self.waiting[other].queued for other in self.queue(QUOTA_SCAN_MAX)]
+        return sum(
+            [
+                self._stays_within(other, self._need(other)[0])
+                for other in others
+                if other.stream != queued.stream and other.priority >= queued.priority
+            ]
+        )
+
+    def admission_order(self, most: int) -> list[int]:
+        """Waiting streams as admission looks at them: of one priority, those within their quota
+        before those that would borrow."""
+        order = self.queue(most)
+        if not self.accounts.shared:
+            return order
+
+        def standing(stream: int) -> tuple[int, bool]:
+            queued = self.waiting[stream].queued
+            return -queued.priority, not self._stays_within(queued, self._need(queued)[0])
+
+        return sorted(order, key=standing)
 
     def _need(self, queued: RequestQueued) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Pages per group that a request's streams may ever take, and the copies among them."""
@@ -267,9 +332,52 @@ class WorkerView:
         shared = (queued.prompt_tokens - 1) // self.start.page_tokens
         return tuple(count - min(count, shared) for count in need)
 
-    def evict_inputs(self, recorded: EvictRecorded) -> EvictInputs:
-        """The complete inputs of an eviction (eviction.py)."""
-        return evict_inputs(self.owner, self._keep_costs(), recorded)
+    def evict_inputs(self, stream: int, recorded: EvictRecorded) -> EvictInputs:
+        """The complete inputs of an eviction for a running stream (eviction.py).
+
+        Raises BadInputError when nobody is left that could give.
+        """
+        account = self.accounts.of(self.running[stream].tenant)
+        giver = next_giver(self.owner, self.accounts, account, recorded.need, recorded.passed)
+        if giver is None:
+            raise BadInputError(
+                f"an eviction for stream {stream} has asked every account that may give"
+            )
+        return evict_inputs(
+            self.owner,
+            self._keep_costs(),
+            msgspec.structs.replace(recorded, need=giver.pages),
+            giver.account if self.accounts.shared else ALL_ACCOUNTS,
+        )
+
+    def giver(self, stream: int, need: tuple[int, ...], passed: tuple[int, ...]) -> int | None:
+        """The account that is asked next for a running stream's pages; None: nobody is left."""
+        account = self.accounts.of(self.running[stream].tenant)
+        giver = next_giver(self.owner, self.accounts, account, need, passed)
+        return None if giver is None else giver.account
+
+    def reclaimable_for(self, stream: int) -> tuple[int, ...]:
+        """Pages per group that evicting for a running stream may free."""
+        account = self.accounts.of(self.running[stream].tenant)
+        return reclaimable_for(self.owner, self.accounts, account, {})
+
+    def swapped_rows(self, stream: int) -> int:
+        """Rows of a stream that lie in host memory, swapped out."""
+        standing = self.preempted.get(stream)
+        return 0 if standing is None else standing.swap_rows
+
+    def preempt_inputs(self, stream: int, recorded: PreemptRecorded) -> PreemptInputs:
+        """The complete inputs of a preemption for a running stream's growth (preempting.py)."""
+        return preempt_inputs(
+            self.owner,
+            self.start,
+            self.accounts,
+            self.running,
+            self.preempted,
+            {metric: self.cost(metric) for metric in Metric},
+            stream,
+            recorded,
+        )
 
     def _keep_costs(self) -> KeepCosts:
         prefill_ns = self.cost(Metric.PREFILL_NS_PER_TOKEN)
@@ -284,17 +392,23 @@ class WorkerView:
         catalog: Catalog,
         entries: tuple[Entry, ...],
     ) -> RestoreInputs:
-        """The complete inputs of a restore-source decision for a stream that was admitted."""
+        """The complete inputs of a restore-source decision for a stream that was admitted, or of
+        the resumption of one that had been preempted."""
         queued = self.running[stream]
         resident = self.owner.rows(stream)
-        reusable = queued.prompt_tokens - 1
+        reusable = self._known_rows(queued)
+        standing = self.preempted.get(stream)
+        swapped: tuple[RestoreOption, ...] = ()
+        if standing is not None:
+            upload_ns = self.cost(Metric.UPLOAD_NS_PER_MIB)
+            swapped = swap_option(self.start, standing, resident, upload_ns)
         return RestoreInputs(
             resident_tokens=resident,
             reusable_tokens=reusable,
             page_tokens=self.start.page_tokens,
             pages_for_restore=min(self.owner.promised(stream)),
             prefill_ns_per_token=self.cost(Metric.PREFILL_NS_PER_TOKEN),
-            options=self._ram_option(recorded.ram_chunks, resident, reusable)
+            options=(swapped or self._ram_option(recorded.ram_chunks, resident, reusable))
             + self._restore_options(catalog, entries, resident, reusable),
         )
 
@@ -382,6 +496,10 @@ class WorkerView:
             kept_nodes=self.owner.kept_nodes,
             kept_nodes_max=self.start.kept_nodes_max,
             new_nodes=1 + (recorded.shared < self.owner.node(recorded.node).end),
+            reclaim_failed=recorded.reclaim_failed,
+            ram_columns=recorded.ram_columns,
+            ram_bytes=swap_bytes(self.start, recorded.ram_columns * self.start.page_tokens),
+            ram_bytes_max=self.start.ram_bytes_max,
         )
 
     # ---- canonical form
@@ -392,8 +510,9 @@ class WorkerView:
             ViewState(
                 self.owner.encode(),
                 calibration.encode(self.calibration),
-                [self.waiting[stream] for stream in sorted(self.waiting)],
+                list(self.waiting.by_stream()),
                 [self.running[stream] for stream in sorted(self.running)],
+                sorted(self.preempted.items()),
             )
         )
 
@@ -405,22 +524,10 @@ class WorkerView:
         view.owner = PageOwner.decode(read.owner)
         view.calibration = calibration.decode(read.calibration)
         for waiting in read.waiting:
-            view._enqueue(waiting.queued)
-            view.waiting[waiting.queued.stream].bypassed = waiting.bypassed
+            view.waiting.put(waiting)
         view.running = {queued.stream: queued for queued in read.running}
+        view.preempted = dict(read.preempted)
         return view
-
-
-QueuePlace = tuple[int, int, int, int]
-
-
-def _order(queued: RequestQueued) -> QueuePlace:
-    return (
-        -queued.priority,
-        queued.deadline_us or NO_DEADLINE,
-        queued.arrival_us,
-        queued.stream,
-    )
 
 
 _READ_COST: dict[int, Metric] = {
@@ -431,17 +538,14 @@ _READ_COST: dict[int, Metric] = {
 }
 
 _APPLY: dict[type[msgspec.Struct], Callable[[WorkerView, Any], None]] = {
+    **dict.fromkeys(OPERATIONS, WorkerView._owner),
     RequestQueued: WorkerView._queued,
     RequestDropped: WorkerView._dropped,
     PagesAdopted: WorkerView._adopted,
     AdoptionUndone: WorkerView._undone,
     RouteForked: WorkerView._forked,
     StreamFinished: WorkerView._finished,
+    StreamPreempted: WorkerView._preempted,
+    SwapReleased: WorkerView._released,
     Measured: WorkerView._measured,
-    PagesPromised: WorkerView._owner,
-    NodesEvicted: WorkerView._owner,
-    RowsAdvanced: WorkerView._owner,
-    RowsRestored: WorkerView._owner,
-    PromptKept: WorkerView._owner,
-    NodeDurable: WorkerView._owner,
 }

@@ -113,7 +113,7 @@ class Worker:
         opened.callback(self._link.close)
         clock: Clock = LogicalClock() if worker.clock == "logical" else MachineClock()
         ram = RamTier(worker.ram_bytes)
-        machine.memory = ram
+        machine.use_memory(ram)
         transfers = Transfers(
             machine,
             self.model,

@@ -14,6 +14,7 @@ from pagetrail.catalog.kinds.decision import Decision
 from pagetrail.controlplane.cluster.router_view import RouteRecorded, RouterView
 from pagetrail.controlplane.eviction import EvictRecorded
 from pagetrail.controlplane.lookup import PrefixLookup, rebuild
+from pagetrail.controlplane.preempting import PreemptRecorded
 from pagetrail.controlplane.view import (
     AdmitRecorded,
     CheckpointRecorded,
@@ -59,7 +60,8 @@ def _admit(view: WorkerView, decision: Decision, history: CatalogHistory) -> msg
 
 
 def _evict(view: WorkerView, decision: Decision, history: CatalogHistory) -> msgspec.Struct:
-    return view.evict_inputs(msgspec.msgpack.decode(decision.recorded, type=EvictRecorded))
+    recorded = msgspec.msgpack.decode(decision.recorded, type=EvictRecorded)
+    return view.evict_inputs(decision.subject, recorded)
 
 
 def _restore(view: WorkerView, decision: Decision, history: CatalogHistory) -> msgspec.Struct:
@@ -78,6 +80,11 @@ def _keep(view: WorkerView, decision: Decision, history: CatalogHistory) -> msgs
     return view.keep_inputs(msgspec.msgpack.decode(decision.recorded, type=KeepRecorded))
 
 
+def _preempt(view: WorkerView, decision: Decision, history: CatalogHistory) -> msgspec.Struct:
+    recorded = msgspec.msgpack.decode(decision.recorded, type=PreemptRecorded)
+    return view.preempt_inputs(decision.subject, recorded)
+
+
 def _unsupported(view: Any, decision: Decision, history: CatalogHistory) -> msgspec.Struct:
     raise BadInputError("this build makes no decisions of this kind")
 
@@ -89,8 +96,8 @@ _BUILDERS: dict[KindId, Builder] = {
     KindId.RESTORE: _restore,
     KindId.CHECKPOINT: _checkpoint,
     KindId.KEEP: _keep,
-    KindId.PREEMPT: _unsupported,
-    KindId.RESUME: _unsupported,
+    KindId.PREEMPT: _preempt,
+    KindId.RESUME: _restore,
     KindId.PLACE: _unsupported,
     KindId.TUNE: _unsupported,
 }

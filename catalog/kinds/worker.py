@@ -101,6 +101,7 @@ class WorkerStarted(msgspec.Struct, frozen=True, array_like=True):
     ] = ()
     swap_bytes_max: Annotated[int, Meta(description="host memory for preempted streams")] = 0
     ram_bytes_max: Annotated[int, Meta(description="host memory for chunks")] = 0
+    grows: Annotated[bool, Meta(description="streams may outgrow what admission reserved")] = False
 
 
 class Keyframe(msgspec.Struct, frozen=True, array_like=True):
@@ -231,6 +232,13 @@ class StreamPreempted(msgspec.Struct, frozen=True, array_like=True):
 
     stream: Stream
     swapped: Annotated[bool, Meta(description="its rows went to RAM; else they are recomputed")]
+
+
+class SwapReleased(msgspec.Struct, frozen=True, array_like=True):
+    """What was swapped out of a preempted stream is needed no longer: it has been read back, its
+    rows were computed again, or the stream is given up."""
+
+    stream: Stream
 
 
 class PagesPinned(msgspec.Struct, frozen=True, array_like=True):

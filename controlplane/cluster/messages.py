@@ -184,10 +184,62 @@ class Capture:
 
 
 @dataclass(frozen=True, slots=True)
+class KeepInRam:
+    """Copy whole chunks of a finished prompt from its pages to host memory."""
+
+    stream: int
+    chunks: tuple[int, ...]  # places in the prompt's chunks
+
+
+@dataclass(frozen=True, slots=True)
+class SwapOut:
+    """Schedule the stream no more and copy its first rows to host memory; then report."""
+
+    stream: int
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class Parked:
+    """The stream holds no page any more and waits; it keeps its tokens and its sampler."""
+
+    stream: int
+
+
+@dataclass(frozen=True, slots=True)
+class SwapIn:
+    """Write rows that were swapped out into a stream's own pages again; then report."""
+
+    stream: int
+    first_row: int  # those before are there
+    rows: int  # it is to have
+
+
+@dataclass(frozen=True, slots=True)
+class SwapDrop:
+    """What was swapped out of a stream is needed no longer."""
+
+    stream: int
+
+
+@dataclass(frozen=True, slots=True)
 class Stop:
     """Fence a stream's work; report when the device has let go of its pages."""
 
     stream: int
 
 
-WorkerEffect = Answered | Ended | Restore | Run | Forked | Capture | Stop
+WorkerEffect = (
+    Answered
+    | Ended
+    | Restore
+    | Run
+    | Forked
+    | Capture
+    | KeepInRam
+    | SwapOut
+    | Parked
+    | SwapIn
+    | SwapDrop
+    | Stop
+)

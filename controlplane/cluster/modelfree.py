@@ -18,9 +18,25 @@ from pagetrail.catalog.kinds.content import Tier
 from pagetrail.catalog.kinds.router import Answer
 from pagetrail.catalog.kinds.worker import FinishReason, Metric
 
-from .messages import Answered, Capture, Ended, Offer, Restore, Run, Stop, WorkerEffect
+from .messages import (
+    Answered,
+    Capture,
+    Ended,
+    KeepInRam,
+    Offer,
+    Parked,
+    Restore,
+    Run,
+    Stop,
+    SwapDrop,
+    SwapIn,
+    SwapOut,
+    WorkerEffect,
+)
 from .publisher import Publisher, Stored
-from .worker import PublisherState, WorkerMachine
+from .slices import Slices
+from .worker import WorkerMachine
+from .worker_state import PublisherState
 
 MIB = 1024 * 1024
 
@@ -83,13 +99,40 @@ class CaptureDue:
 
 
 @dataclass(frozen=True, slots=True)
+class SliceDue:
+    """A stream that grows page by page has computed more rows."""
+
+    stream: int
+    run: int
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class SwapOutDue:
+    """A stream's rows lie in host memory."""
+
+    stream: int
+    rows: int
+    elapsed_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class RamKeepDue:
+    """Chunks of a finished prompt lie in host memory."""
+
+    stream: int
+    rows: int
+    elapsed_ns: int
+
+
+@dataclass(frozen=True, slots=True)
 class StopDue:
     """A cancelled stream's work has ended."""
 
     stream: int
 
 
-Due = RestoreDue | DoneDue | CaptureDue | StopDue
+Due = RestoreDue | DoneDue | SliceDue | SwapOutDue | RamKeepDue | CaptureDue | StopDue
 Later = tuple[int, Due]  # (microseconds of the logical clock, what comes due)
 
 
@@ -141,6 +184,10 @@ class ModelFreeWorker:
     _prefill_free_us: int = 0
     _stored_bytes: int = 0
     _answers: list[Answered | Ended] = field(default_factory=list)
+    _slices: Slices = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._slices = Slices(self.machine.start.page_tokens)
 
     @property
     def name(self) -> str:
@@ -166,11 +213,16 @@ class ModelFreeWorker:
         later: list[Later] = []
         for effect in self.machine.admit_waiting(now_us):
             self._perform(effect, now_us, later)
+        for stream in list(self._slices.stalled):
+            self._slice(stream, now_us, later)
         return later
 
-    def refuse_starved(self) -> None:
-        """Nothing is under way and nothing will be published: end what can never start."""
-        self._answers += self.machine.starved()
+    def refuse_starved(self, now_us: int) -> list[Later]:
+        """Nothing is under way and nothing will be published: end what can never go on."""
+        later: list[Later] = []
+        for effect in self.machine.starved():
+            self._perform(effect, now_us, later)
+        return later
 
     def due(self, due: Due, now_us: int) -> list[Later]:
         """Something that was under way has ended."""
@@ -188,6 +240,15 @@ class ModelFreeWorker:
                 self.counters.recomputed_tokens += due.rows
                 machine.first_token(due.stream, (now_us - self._accepted_us[due.stream]) * 1000)
                 effects = machine.done(due.stream, FinishReason.LENGTH, self._publisher_state())
+            case SliceDue():
+                if not self._slices.current(due.stream, due.run):
+                    return later  # it gave way meanwhile
+                effects = self._sliced(due, now_us, later)
+            case SwapOutDue():
+                effects = machine.swapped_out(due.stream, due.rows, due.elapsed_ns, now_us)
+            case RamKeepDue():
+                state = self._publisher_state()
+                effects = machine.kept_in_ram(due.stream, due.rows, due.elapsed_ns, state)
             case CaptureDue():
                 prompt, tenant = machine.prompt(due.stream), machine.tenant(due.stream)
                 size = len(due.chunks) * machine.start.chunk_bytes
@@ -228,7 +289,27 @@ class ModelFreeWorker:
                 elapsed_ns = size * self.costs.capture_ns_per_mib // MIB
                 due = CaptureDue(effect.stream, effect.chunks, elapsed_ns)
                 later.append((now_us + elapsed_ns // 1000, due))
+            case KeepInRam():
+                rows = len(effect.chunks) * self.machine.start.chunk_tokens
+                elapsed_ns = self._copy_ns(rows, self.costs.capture_ns_per_mib)
+                keep = RamKeepDue(effect.stream, rows, elapsed_ns)
+                later.append((now_us + elapsed_ns // 1000, keep))
+            case SwapOut():
+                self._slices.stop(effect.stream)
+                elapsed_ns = self._copy_ns(effect.rows, self.costs.capture_ns_per_mib)
+                out = SwapOutDue(effect.stream, effect.rows, elapsed_ns)
+                later.append((now_us + elapsed_ns // 1000, out))
+            case SwapIn():
+                rows = max(0, effect.rows - effect.first_row)
+                elapsed_ns = self._copy_ns(rows, self.costs.upload_ns_per_mib)
+                back = RestoreDue(effect.stream, rows, Tier.RAM, elapsed_ns)
+                later.append((now_us + elapsed_ns // 1000, back))
+            case Parked():
+                self._slices.stop(effect.stream)
+            case SwapDrop():
+                pass  # there are no bytes
             case Stop():
+                self._slices.stop(effect.stream)
                 later.append((now_us, StopDue(effect.stream)))
 
     def _accept(self, answered: Answered, now_us: int) -> None:
@@ -250,6 +331,12 @@ class ModelFreeWorker:
         due = RestoreDue(effect.stream, rows, effect.tier, elapsed_ns)
         return now_us + elapsed_ns // 1000, due
 
+    def _copy_ns(self, rows: int, ns_per_mib: int) -> int:
+        columns = -(-rows // self.machine.start.page_tokens)
+        return (
+            columns * sum(pool.page_bytes for pool in self.machine.start.pools) * ns_per_mib // MIB
+        )
+
     def _run(self, effect: Run, now_us: int) -> Later:
         prompt = self.machine.prompt(effect.stream)
         self.counters.prompt_blocks += len(prompt.pages)
@@ -257,14 +344,47 @@ class ModelFreeWorker:
             len(prompt.pages),
             -(-self.machine.resident_at_start(effect.stream) // self.machine.start.page_tokens),
         )
-        rows = max(0, prompt.tokens - effect.rows)
+        rows, run = max(0, prompt.tokens - effect.rows), 0
+        sliced = self.machine.start.grows
+        if sliced:
+            new_tokens = self._output_tokens[effect.stream]
+            run, rows = self._slices.begin(effect.stream, effect.rows, prompt.tokens, new_tokens)
         start_us = max(now_us, self._prefill_free_us)
         prefill_us = (
             max(0, rows - 1) * self.costs.prefill_ns_per_token + self.costs.first_token_ns
         ) // 1000
         self._prefill_free_us = start_us + prefill_us
+        if sliced:
+            return start_us + prefill_us, SliceDue(effect.stream, run, rows)
         decode_us = self._output_tokens[effect.stream] * self.costs.decode_ns_per_token // 1000
         return start_us + prefill_us + decode_us, DoneDue(effect.stream, rows)
+
+    def _sliced(self, due: SliceDue, now_us: int, later: list[Later]) -> list[WorkerEffect]:
+        """Rows of a stream that grows are computed: the next ones, or its end."""
+        machine, stream = self.machine, due.stream
+        machine.advanced(stream, due.rows)
+        self.counters.recomputed_tokens += due.rows
+        if self._slices.computed(stream, due.rows):
+            machine.first_token(stream, (now_us - self._accepted_us[stream]) * 1000)
+        if self._slices.next_rows(stream) > 0:
+            self._slice(stream, now_us, later)
+            return []
+        self._slices.forget(stream)
+        return machine.done(stream, FinishReason.LENGTH, self._publisher_state())
+
+    def _slice(self, stream: int, now_us: int, later: list[Later]) -> None:
+        """Ask for the pages of a stream's next rows and compute them, or wait for pages."""
+        run, rows = self._slices.run_of(stream), self._slices.next_rows(stream)
+        for effect in self.machine.grow(stream, rows, now_us):
+            self._perform(effect, now_us, later)
+        if not self._slices.current(stream, run):
+            return  # it gave way itself
+        if any(self.machine.view.owner.shortfall(stream, rows)):
+            self._slices.stalled[stream] = None
+            return
+        self._slices.stalled.pop(stream, None)
+        decode_us = rows * self.costs.decode_ns_per_token // 1000
+        later.append((now_us + decode_us, SliceDue(stream, run, rows)))
 
     def _stored(self, prefix: bytes) -> Stored:
         # The bytes of a chunk are a function of its prefix; here the digest stands for them.

@@ -149,8 +149,8 @@ class TraceWorld:
                 self._later(name, worker.admit(self.now_us))
                 self._after(worker)
             if not self._heap and not self._unsettled:
-                for worker in self._workers.values():
-                    worker.refuse_starved()
+                for name, worker in self._workers.items():
+                    self._later(name, worker.refuse_starved(self.now_us))
                     self._after(worker)
                 if not self._heap:
                     break

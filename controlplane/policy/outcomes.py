@@ -25,6 +25,19 @@ OUTCOME_TERMS: Mapping[KindId, tuple[Term, ...]] = MappingProxyType(
             Term("elapsed_ns", "ns"),
             Term("rows", "rows verified and added; fewer than chosen when a chunk was bad"),
         ),
+        KindId.RESUME: (
+            Term("elapsed_ns", "ns"),
+            Term("rows", "rows that came back without being computed"),
+        ),
+        KindId.PREEMPT: (
+            Term("stream", "the stream whose rows were to be swapped out"),
+            Term("elapsed_ns", "ns"),
+            Term("rows", "rows in host memory; 0 when they could not be taken there"),
+        ),
+        KindId.KEEP: (
+            Term("elapsed_ns", "ns, of the copy to host memory"),
+            Term("rows", "rows that lie there; 0 when it failed"),
+        ),
         KindId.CHECKPOINT: (
             Term("elapsed_ns", "ns, of capturing"),
             Term("size_bytes", "bytes that left the device"),

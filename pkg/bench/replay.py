@@ -30,7 +30,8 @@ from pagetrail.controlplane.cluster.deciding import Decider
 from pagetrail.controlplane.cluster.messages import Ended, Incoming, Offer, Prompt, Run
 from pagetrail.controlplane.cluster.router import RouterMachine
 from pagetrail.controlplane.cluster.router_view import RouterView
-from pagetrail.controlplane.cluster.worker import PublisherState, WorkerMachine
+from pagetrail.controlplane.cluster.worker import WorkerMachine
+from pagetrail.controlplane.cluster.worker_state import PublisherState
 from pagetrail.controlplane.journal import Journal
 from pagetrail.controlplane.log.clock import LogicalClock
 from pagetrail.controlplane.log.committer import open_committer
@@ -41,7 +42,7 @@ from pagetrail.controlplane.log.transactions import encode_transactions
 from pagetrail.controlplane.policy.recorder import FULL, REFERENCE, RecordMode
 from pagetrail.controlplane.policy.registry import bind
 from pagetrail.controlplane.view import WorkerView
-from pagetrail.replay.fold import Derivation, Folder
+from pagetrail.replay.fold import Derivation
 from pagetrail.replay.inputs import inputs_of
 from pagetrail.replay.loading import Loaded
 from pagetrail.replay.trace import generate_trace
@@ -147,8 +148,7 @@ def _parts(log: Path, kind: KindId) -> tuple[float, float]:
         inputs_ns.append(built - start)
         evaluate_ns.append(time.perf_counter_ns() - built)
 
-    for place, first, last in loaded.jobs():
-        Folder(loaded.journals[place], loaded.history, observe).run(first, last)
+    loaded.derive_all(observe)
     quarter = max(1, len(inputs_ns) // 4)
     return (
         sum(sorted(inputs_ns)[:quarter]) / quarter,
@@ -194,8 +194,7 @@ def _json_bytes(log: Path, kind: KindId) -> float:
             told = [dict(zip(names, row, strict=True)) for row in rows]
             sizes.append(len(msgspec.json.encode(told)))
 
-    for place, first, last in loaded.jobs():
-        Folder(loaded.journals[place], loaded.history, observe).run(first, last)
+    loaded.derive_all(observe)
     return sum(sizes) / len(sizes)
 
 

@@ -19,7 +19,8 @@ from pagetrail.catalog.kinds.content import Tier
 from pagetrail.catalog.kinds.worker import Metric
 from pagetrail.controlplane.cluster.messages import Capture, Restore, WorkerEffect
 from pagetrail.controlplane.cluster.publisher import Publisher, Stored
-from pagetrail.controlplane.cluster.worker import PublisherState, WorkerMachine
+from pagetrail.controlplane.cluster.worker import WorkerMachine
+from pagetrail.controlplane.cluster.worker_state import PublisherState
 from pagetrail.controlplane.pages.appends import Append, Shortfall
 from pagetrail.controlplane.tiers import restoring
 from pagetrail.kernels.abi import Int32s

@@ -19,7 +19,8 @@ from pagetrail.controlplane.cluster.deciding import Decider
 from pagetrail.controlplane.cluster.messages import Incoming, Offer, Prompt
 from pagetrail.controlplane.cluster.router import RouterMachine
 from pagetrail.controlplane.cluster.router_view import RouterView
-from pagetrail.controlplane.cluster.worker import PublisherState, WorkerMachine
+from pagetrail.controlplane.cluster.worker import WorkerMachine
+from pagetrail.controlplane.cluster.worker_state import PublisherState
 from pagetrail.controlplane.journal import Journal
 from pagetrail.controlplane.policy.admission import ReserveWeights
 from pagetrail.controlplane.policy.recorder import REFERENCE

@@ -20,6 +20,7 @@ from pagetrail.controlplane.cluster.simulator.world import (
     World,
 )
 from pagetrail.controlplane.cluster.worker import WorkerMachine
+from pagetrail.controlplane.cluster.worker_state import WorkerState
 from pagetrail.controlplane.log.books import ClientBooks
 from pagetrail.controlplane.log.limits import LogLimits
 from pagetrail.controlplane.log.sequencer import Sequencer
@@ -109,21 +110,21 @@ def _lost_results_stay_lost(patch: pytest.MonkeyPatch) -> None:
 
 def _a_stream_is_forgotten(patch: pytest.MonkeyPatch) -> None:
     def forget(self: WorkerMachine, stream: int) -> object:
-        live = self._live[stream]
-        return self._forget(live, live.finish)  # without StreamFinished
+        live = self._state.live[stream]
+        return self._state.forget(live, live.finish)  # without StreamFinished
 
     patch.setattr(WorkerMachine, "closed", forget)
 
 
 def _advances_go_unrecorded(patch: pytest.MonkeyPatch) -> None:
-    def unrecorded(self: WorkerMachine) -> None:
-        if self._advanced:
+    def unrecorded(self: WorkerState) -> None:
+        if self.advanced:
             from pagetrail.catalog.kinds.worker import RowsAdvanced
 
-            self.view.owner.apply(RowsAdvanced(tuple(sorted(self._advanced.items()))))
-            self._advanced = {}
+            self.view.owner.apply(RowsAdvanced(tuple(sorted(self.advanced.items()))))
+            self.advanced = {}
 
-    patch.setattr(WorkerMachine, "_flush_advanced", unrecorded)
+    patch.setattr(WorkerState, "flush_advanced", unrecorded)
 
 
 def _pauses() -> tuple[Fault, ...]:
