@@ -61,13 +61,13 @@ __device__ __forceinline__ void write_unit(Elem, const float* from, u16* to) {
 template <class Elem>
 __device__ __forceinline__ void append_slab(const Slab& slab, const Route& route) {
   const i32 units_per_head = (slab.width + kUnit - 1) / kUnit;
-  const i64 units_per_row = i64{units_per_head} * route.n_heads;
-  const i64 n_units = units_per_row * route.n_rows;
-  const i64 step = i64{gridDim.x} * blockDim.x;
+  const u32 units_per_row = units_per_head * route.n_heads;
+  const u32 n_units = units_per_row * route.n_rows;  // below 2^31: the launcher checks it
+  const u32 step = gridDim.x * blockDim.x;
   const bool aligned = units_are_aligned(slab);
   auto* pool = static_cast<typename Elem::Bits*>(slab.pool);
-  for (i64 unit = i64{blockIdx.x} * blockDim.x + threadIdx.x; unit < n_units; unit += step) {
-    const i64 row = unit / units_per_row;
+  for (u32 unit = blockIdx.x * blockDim.x + threadIdx.x; unit < n_units; unit += step) {
+    const u32 row = unit / units_per_row;
     const i64 slot = route.slots[row];
     if (slot < 0) continue;
     if (slot >= route.n_slots) {
@@ -77,7 +77,7 @@ __device__ __forceinline__ void append_slab(const Slab& slab, const Route& route
     const i32 unit_of_row = static_cast<i32>(unit - row * units_per_row);
     const i32 head = unit_of_row / units_per_head;
     const i32 first = (unit_of_row - head * units_per_head) * kUnit;
-    const float* from = slab.rows + row * slab.row_stride + i64{head} * slab.width + first;
+    const float* from = slab.rows + i64{row} * slab.row_stride + i64{head} * slab.width + first;
     auto* to = pool + slot_offset(slab.strides, slot, route.page_shift, head) + first;
     if (aligned) {
       write_unit(Elem{}, from, to);

@@ -23,8 +23,10 @@ struct Batch {
 
 // One layer of one slab's pool.
 struct SlabView {
-  const u16* base;
+  const void* base;
+  const float* scales;  // [pages, page_size, heads] beside 8-bit codes, else null
   PoolStrides strides;  // in elements
+  i32 heads;
 };
 
 struct AttentionArguments {
@@ -66,5 +68,10 @@ struct Item {
     slot = fields[5];
     first_position = batch.kv_len[sequence] - batch.q_indptr[sequence + 1] + first_row;
     pages = batch.table(sequence);
+  }
+
+  // kv_lo <= token < kv_hi in one comparison, which keeps a register free where none is to spare.
+  __device__ __forceinline__ bool reads(i32 token) const {
+    return static_cast<u32>(token - kv_lo) < static_cast<u32>(max(kv_hi - kv_lo, 0));
   }
 };

@@ -16,9 +16,9 @@ import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from .attention import GQA_WIDTHS
 from .launch import SourceModule
 from .nvrtc import NvrtcError, compile_cubin
-from .paged import GQA_WIDTHS
 
 ARCHITECTURES = ("sm_80", "sm_90")
 MODULES = (
@@ -28,7 +28,9 @@ MODULES = (
     SourceModule("merge.cu"),
     SourceModule("gqa_ref.cu"),
     *(SourceModule("gqa_mma.cu", (("HEAD_DIM", width),)) for width in GQA_WIDTHS),
+    *(SourceModule("gqa_mma_coded.cu", (("HEAD_DIM", width),)) for width in GQA_WIDTHS),
     SourceModule("mla_mma.cu", (("LATENT", 512), ("ROTARY", 64))),
+    SourceModule("mla_mma_coded.cu", (("LATENT", 512), ("ROTARY", 64))),
 )
 _USAGE = re.compile(r"Function (\w+):\s+REG:(\d+) STACK:(\d+)")
 _TOOL_SECONDS_MAX = 120

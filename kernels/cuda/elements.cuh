@@ -40,8 +40,8 @@ __device__ __forceinline__ u32 pack_pair(float low, float high) {
   return static_cast<u32>(Elem::narrow(low)) | static_cast<u32>(Elem::narrow(high)) << 16;
 }
 
-// How the caller's q and out are stored; the values are part of the ABI (abi.py).
-enum class Storage : i32 { f32 = 0, f16 = 1, bf16 = 2 };
+// How arrays are stored; the values are part of the ABI (abi.py, codes.py). Only pools hold codes.
+enum class Storage : i32 { f32 = 0, f16 = 1, bf16 = 2, e4m3 = 3, i8 = 4 };
 
 __device__ __forceinline__ float load_as_f32(const void* array, i64 index, Storage storage) {
   switch (storage) {

@@ -6,11 +6,40 @@
 // or two key slabs (latent, then rotary); no items, no split. It is also what serves a pool or a
 // width that the tensor-core kernels do not take.
 #include "batch.cuh"
+#include "codes.cuh"
 
 struct RefSlab {
   const void* base;
+  const float* scales;  // null: plain numbers
   PoolStrides strides;
   i32 width;
+};
+
+// One token's row of one head: element c is number(c).
+struct RefRow {
+  const void* base;
+  i64 start;
+  float scale;
+  Storage storage;
+
+  __device__ __forceinline__ RefRow(const RefSlab& slab, const PageTable& pages, i32 token,
+                                    i32 head, i32 n_heads, Storage the_storage)
+      : base(slab.base),
+        start(pages.row_offset(slab.strides, token, head)),
+        scale(slab.scales == nullptr ? 1.f : slab.scales[pages.slot(token) * n_heads + head]),
+        storage(the_storage) {}
+
+  __device__ __forceinline__ float number(i32 column) const {
+    if (storage != Storage::e4m3 && storage != Storage::i8)
+      return load_as_f32(base, start + column, storage);
+    const u32 code = static_cast<const unsigned char*>(base)[start + column];
+    float numbers[4];
+    if (storage == Storage::e4m3)
+      E4M3::numbers(numbers, code);
+    else
+      I8::numbers(numbers, code);
+    return numbers[0] * scale;
+  }
 };
 
 __device__ __forceinline__ float sum_of_warp(float x) {
@@ -20,11 +49,10 @@ __device__ __forceinline__ float sum_of_warp(float x) {
 }
 
 // Dot product of one key row with q, this lane's columns only.
-__device__ __forceinline__ float partial_dot(const float* q, const RefSlab& slab, i64 offset,
-                                             Storage storage, i32 lane) {
+__device__ __forceinline__ float partial_dot(const float* q, const RefRow& key, i32 width,
+                                             i32 lane) {
   float dot = 0.f;
-  for (i32 column = lane; column < slab.width; column += 32)
-    dot += q[column] * load_as_f32(slab.base, offset + column, storage);
+  for (i32 column = lane; column < width; column += 32) dot += q[column] * key.number(column);
   return dot;
 }
 
@@ -43,18 +71,23 @@ __device__ __forceinline__ i32 sequence_of(const i32* q_indptr, i32 n_sequences,
 }
 
 PT_KERNEL(gqa_ref, 32)(const void* q, const void* first_pool, const void* second_pool,
-                       const void* value_pool, const i32* q_indptr, const i32* kv_len,
-                       const i32* kv_base, const i32* page_indptr, const i32* page_ids, void* out,
-                       float* lse, i64 q_row_stride, i64 out_row_stride, i64 first_page,
-                       i64 first_token, i64 first_head, i64 second_page, i64 second_token,
-                       i64 second_head, i64 value_page, i64 value_token, i64 value_head,
-                       i32 n_sequences, i32 page_shift, i32 q_storage, i32 pool_storage,
-                       i32 out_storage, i32 n_heads, i32 n_kv_heads, i32 first_width,
-                       i32 second_width, i32 value_width, i32 window, float scale_log2) {
+                       const void* value_pool, const float* first_scales,
+                       const float* second_scales, const float* value_scales,
+                       const i32* q_indptr, const i32* kv_len, const i32* kv_base,
+                       const i32* page_indptr, const i32* page_ids, void* out, float* lse,
+                       i64 q_row_stride, i64 out_row_stride, i64 first_page, i64 first_token,
+                       i64 first_head, i64 second_page, i64 second_token, i64 second_head,
+                       i64 value_page, i64 value_token, i64 value_head, i32 n_sequences,
+                       i32 page_shift, i32 q_storage, i32 pool_storage, i32 out_storage,
+                       i32 n_heads, i32 n_kv_heads, i32 first_width, i32 second_width,
+                       i32 value_width, i32 window, float scale_log2) {
   PT_SHARED(shared);
-  const RefSlab first{first_pool, {first_page, first_token, first_head}, first_width};
-  const RefSlab second{second_pool, {second_page, second_token, second_head}, second_width};
-  const RefSlab value{value_pool, {value_page, value_token, value_head}, value_width};
+  const RefSlab first{first_pool, first_scales, {first_page, first_token, first_head},
+                      first_width};
+  const RefSlab second{second_pool, second_scales, {second_page, second_token, second_head},
+                       second_width};
+  const RefSlab value{value_pool, value_scales, {value_page, value_token, value_head},
+                      value_width};
   const Storage storage = static_cast<Storage>(pool_storage);
   const Batch batch{q_indptr, kv_len, kv_base, page_indptr, page_ids, nullptr, page_shift};
 
@@ -80,19 +113,19 @@ PT_KERNEL(gqa_ref, 32)(const void* q, const void* first_pool, const void* second
   const i32 low = max(kv_base[sequence], window > 0 ? position - window + 1 : 0);
   float maximum = minus_infinity(), sum = 0.f;
   for (i32 token = low; token <= position; token++) {
-    float dot = partial_dot(query, first, pages.row_offset(first.strides, token, kv_head), storage,
-                            lane);
+    float dot = partial_dot(query, {first, pages, token, kv_head, n_kv_heads, storage},
+                            first_width, lane);
     if (second_width > 0)
-      dot += partial_dot(query + first_width, second,
-                         pages.row_offset(second.strides, token, kv_head), storage, lane);
+      dot += partial_dot(query + first_width,
+                         {second, pages, token, kv_head, n_kv_heads, storage}, second_width, lane);
     const float score = sum_of_warp(dot) * scale_log2;
     const float highest = fmaxf(maximum, score);
     const float shrink = exp2_approx(maximum - highest), weight = exp2_approx(score - highest);
     maximum = highest;
     sum = sum * shrink + weight;
-    const i64 offset = pages.row_offset(value.strides, token, kv_head);
+    const RefRow row_of_value{value, pages, token, kv_head, n_kv_heads, storage};
     for (i32 column = lane; column < value_width; column += 32)
-      o[column] = o[column] * shrink + weight * load_as_f32(value.base, offset + column, storage);
+      o[column] = o[column] * shrink + weight * row_of_value.number(column);
   }
 
   const i64 out_start = row * out_row_stride + i64{head} * value_width;

@@ -41,6 +41,23 @@ __device__ __forceinline__ u16 bf16_from_f32(float x) {
   return bits;
 }
 
+// Two e4m3 codes, the first in the low byte; exact. Byte 0x7f is no code here (codes.cuh).
+__device__ __forceinline__ void f32_from_e4m3_pair(float& first, float& second, u16 codes) {
+#if __CUDA_ARCH__ >= 890
+  u32 halves;
+  asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(halves) : "h"(codes));
+  first = f32_from_f16(static_cast<u16>(halves));
+  second = f32_from_f16(static_cast<u16>(halves >> 16));
+#else
+  // The code's bits in a float's places are the number times 2^-120, subnormals included.
+  const u32 low = codes, high = static_cast<u32>(codes) >> 8;
+  first = __fmul_rn(__int_as_float(static_cast<i32>((low & 0x80u) << 24 | (low & 0x7fu) << 20)),
+                    0x1p120f);
+  second = __fmul_rn(__int_as_float(static_cast<i32>((high & 0x80u) << 24 | (high & 0x7fu) << 20)),
+                     0x1p120f);
+#endif
+}
+
 // ---- base-2 exponential and logarithm ----
 
 // 2^x within 2 ulp; exactly 1 at 0 and exactly 0 at -inf.
@@ -63,14 +80,21 @@ __device__ __forceinline__ u32 shared_address(const void* pointer) {
   return static_cast<u32>(__cvta_generic_to_shared(pointer));
 }
 
-// Begins a copy of 16 bytes; with `valid` false the 16 bytes become zero and `from` is not read.
-// Both addresses are 16-byte aligned. The bytes are there for this thread after the wait that
-// covers the commit, and for other threads after a barrier that follows the wait.
-__device__ __forceinline__ void async_copy_16(void* to, const void* from, bool valid) {
-  const i32 bytes = valid ? 16 : 0;
-  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(shared_address(to)),
-               "l"(from), "r"(bytes)
-               : "memory");
+// Begins a copy of 16 or 4 bytes; with `valid` false they become zero and `from` is not read. Both
+// addresses are aligned to the size. The bytes are there for this thread after the wait that covers
+// the commit, and for other threads after a barrier that follows the wait.
+template <int Bytes>
+__device__ __forceinline__ void async_copy(void* to, const void* from, bool valid) {
+  static_assert(Bytes == 16 || Bytes == 4, "sizes the kernels use");
+  const i32 read = valid ? Bytes : 0;
+  if constexpr (Bytes == 16)
+    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(shared_address(to)),
+                 "l"(from), "r"(read)
+                 : "memory");
+  else
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(shared_address(to)),
+                 "l"(from), "r"(read)
+                 : "memory");
 }
 
 // Closes the group of copies begun since the last commit; a group may be empty.

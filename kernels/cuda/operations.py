@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..abi import KernelInputError
+from ..abi import KernelInputError, Storage
 from ..device import AttentionSpec
 from . import paged
 from .arrays import (
@@ -22,6 +22,9 @@ from .arrays import (
     check_same_place,
     check_vector,
 )
+from .attention import attention as choose_attention
+from .attention import reference_attention
+from .codes import Code
 from .launch import Launch
 from .paged import BatchLayout
 
@@ -105,17 +108,57 @@ def attention(
     ``q`` and ``out`` may be fp32, fp16 or bf16; sums are fp32. ``reference`` takes the plain
     kernel even where the tensor cores could serve.
     """
-    _check_attention(what, q, keys, values, batch, out, lse)
-    need_o, need_lse = Partials.sizes(batch, what.q_heads, values.spec.width)
+    named: dict[str, DeviceArray] = {}
+    for i, pool in enumerate((*keys, values)):
+        check_pool(pool)
+        if _kind(pool) != _kind(values) or pool.page_tokens != batch.page_tokens:
+            raise KernelInputError(
+                f"slab {pool.spec.name!r} has other heads, storage, pages or page size than "
+                f"{values.spec.name!r} and the batch"
+            )
+        named[f"keys {i}" if i < len(keys) else "values"] = pool.array
+    widths = tuple(pool.spec.width for pool in keys)
+    check_attention_rows(what, q, widths, values.spec.width, batch, out, lse, named)
+    return attention_launches(
+        what,
+        values.spec.storage,
+        q,
+        [pool.layer(layer) for pool in keys],
+        values.layer(layer),
+        values.spec.heads,
+        batch,
+        out,
+        lse,
+        partials,
+        reference=reference,
+    )
+
+
+def attention_launches(
+    what: AttentionSpec,
+    storage: Storage | Code,
+    q: DeviceArray,
+    keys: Sequence[paged.SlabLayer],
+    values: paged.SlabLayer,
+    kv_heads: int,
+    batch: BatchLayout,
+    out: DeviceArray,
+    lse: DeviceArray | None,
+    partials: Partials,
+    *,
+    reference: bool,
+) -> tuple[Launch, ...]:
+    """Launches over pools and rows that were checked; room for split rows is checked here."""
+    need_o, need_lse = Partials.sizes(batch, what.q_heads, values.width)
     if partials.o.shape[0] < need_o or partials.lse.shape[0] < need_lse:
         raise KernelInputError(
             f"split rows leave {need_o} and {need_lse} partial values, there is room for "
             f"{partials.o.shape[0]} and {partials.lse.shape[0]}"
         )
     call = paged.AttentionCall(
-        storage=values.spec.storage,
-        keys=tuple(pool.layer(layer) for pool in keys),
-        values=values.layer(layer),
+        storage=storage,
+        keys=tuple(keys),
+        values=values,
         batch=batch,
         q=q.address,
         q_row_stride=q.strides[0],
@@ -127,34 +170,28 @@ def attention(
         partial_o=partials.o.address,
         partial_lse=partials.lse.address,
         q_heads=what.q_heads,
-        kv_heads=values.spec.heads,
+        kv_heads=kv_heads,
         scale=what.scale,
     )
-    return paged.reference_attention(call) if reference else paged.attention(call)
+    return reference_attention(call) if reference else choose_attention(call)
 
 
-def _check_attention(
+def check_attention_rows(
     what: AttentionSpec,
     q: DeviceArray,
-    keys: Sequence[PoolArray],
-    values: PoolArray,
+    key_widths: Sequence[int],
+    value_width: int,
     batch: BatchLayout,
     out: DeviceArray,
     lse: DeviceArray | None,
+    pools: dict[str, DeviceArray],
 ) -> None:
-    if not 1 <= len(keys) <= KEY_SLABS_MAX:
-        raise KernelInputError(f"attention reads one or two key slabs, not {len(keys)}")
-    for pool in (*keys, values):
-        check_pool(pool)
-        if _kind(pool) != _kind(values) or pool.page_tokens != batch.page_tokens:
-            raise KernelInputError(
-                f"slab {pool.spec.name!r} has other heads, storage, pages or page size than "
-                f"{values.spec.name!r} and the batch"
-            )
-    check_matrix("q", q, batch.rows, what.q_heads * sum(p.spec.width for p in keys), FLOATS)
-    check_matrix("out", out, batch.rows, what.q_heads * values.spec.width, FLOATS)
-    named = {"q": q, "out": out, "values": values.array}
-    named |= {f"keys {i}": pool.array for i, pool in enumerate(keys)}
+    """Raise unless queries and results fit the batch and the pools, all in one memory."""
+    if not 1 <= len(key_widths) <= KEY_SLABS_MAX:
+        raise KernelInputError(f"attention reads one or two key slabs, not {len(key_widths)}")
+    check_matrix("q", q, batch.rows, what.q_heads * sum(key_widths), FLOATS)
+    check_matrix("out", out, batch.rows, what.q_heads * value_width, FLOATS)
+    named = {"q": q, "out": out, **pools}
     if lse is not None:
         check_matrix("lse", lse, batch.rows, what.q_heads, (Element.F32,))
         if batch.rows > 1 and lse.strides[0] != what.q_heads:

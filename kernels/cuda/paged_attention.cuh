@@ -15,9 +15,9 @@
 //   per tile:  tile landed | scores -> max of the warp | max of the tile, p = 2^(s - max) -> P | P V
 //              barrier A ----------------------- barrier B ------------------------- barrier C
 //
-// Tiles come through a ring of kStages buffers in shared memory, filled by 16-byte asynchronous
-// copies that run while earlier tiles are computed. Rows of the ring are padded by 16 bytes, which
-// spreads the eight rows of a tensor-core tile over all banks for every width, 96 included.
+// Tiles come through a ring of stages in shared memory, filled by 16-byte asynchronous copies that
+// run while earlier tiles are computed. tiles.cuh says how a stage becomes a tile; where it takes
+// work (8-bit pages), a barrier of its own parts that work from the scores.
 //
 // Why bits do not depend on the shape of the step: tiles of 64 and spans of 256 tokens lie at fixed
 // positions of the sequence. Every span starts from nothing and is folded into what came before it
@@ -26,33 +26,30 @@
 // spelled out (__fmul_rn and the like), so that no instantiation contracts them differently.
 #pragma once
 
-#include "batch.cuh"
 #include "merge.cuh"
+#include "tiles.cuh"
 
-constexpr i32 kTileTokens = 64;
 constexpr i32 kSpanTiles = kSpanTokens / kTileTokens;
-constexpr i32 kWarps = 4;
-constexpr i32 kThreads = 32 * kWarps;
-constexpr i32 kRowPad = 8;  // elements; 16 bytes
 constexpr u32 kAll = 0xffffffffu;
 
-// The block's shared memory, in 16-bit elements and then floats. Mirrored in kernel_table.py.
+// The block's shared memory. Mirrored by attention_shared_bytes of tensor_cores.py.
 template <class Tiles, i32 RowTiles>
 struct Shared {
   static constexpr i32 kLines = 16 * RowTiles;
-  static constexpr i32 kQueryStride = Tiles::kKeyDim + kRowPad;
+  static constexpr i32 kQueryStride = Tiles::Layout::kKeyDim + kRowPad;
   static constexpr i32 kWeightStride = kTileTokens + kRowPad;
-  static constexpr i32 kStages = Tiles::kStageElements <= 20480 ? 3 : 2;
 
-  u16* ring;
-  u16* queries;    // [kLines, kQueryStride]
-  u16* weights;    // [kLines, kWeightStride]
-  float* maxima;   // [kWarps, kLines]
-  float* sums;     // [kWarps, kLines]
+  unsigned char* ring;  // [kStages, kStageBytes]
+  u16* landed;          // a tile, where stages are not tiles themselves
+  u16* queries;         // [kLines, kQueryStride]
+  u16* weights;         // [kLines, kWeightStride]
+  float* maxima;        // [kWarps, kLines]
+  float* sums;          // [kWarps, kLines]
 
   __device__ __forceinline__ explicit Shared(unsigned char* base) {
-    ring = reinterpret_cast<u16*>(base);
-    queries = ring + kStages * Tiles::kStageElements;
+    ring = base;
+    landed = reinterpret_cast<u16*>(ring + Tiles::kStages * Tiles::kStageBytes);
+    queries = landed + (Tiles::kLands ? Tiles::Layout::kElements : 0);
     weights = queries + kLines * kQueryStride;
     maxima = reinterpret_cast<float*>(weights + kLines * kWeightStride);
     sums = maxima + kWarps * kLines;
@@ -70,10 +67,11 @@ struct Line {
 template <class Elem, class Tiles, i32 RowTiles>
 struct Attend {
   using Memory = Shared<Tiles, RowTiles>;
-  static constexpr i32 kKeyDim = Tiles::kKeyDim;
-  static constexpr i32 kValueDim = Tiles::kValueDim;
+  using Layout = typename Tiles::Layout;
+  static constexpr i32 kKeyDim = Layout::kKeyDim;
+  static constexpr i32 kValueDim = Layout::kValueDim;
   static constexpr i32 kLines = Memory::kLines;
-  static constexpr i32 kStages = Memory::kStages;
+  static constexpr i32 kStages = Tiles::kStages;
   static constexpr i32 kColumnTiles = kValueDim / (8 * kWarps);  // of one warp
   // How far the loops below are unrolled decides whether the compiler spills; see budget.json.
   static constexpr i32 kScoreSteps = kKeyDim <= 128 ? 4 : 2;
@@ -133,8 +131,13 @@ struct Attend {
     }
   }
 
-  __device__ __forceinline__ u16* stage(i32 tile) const {
-    return memory.ring + tile % kStages * Tiles::kStageElements;
+  __device__ __forceinline__ unsigned char* stage(i32 tile) const {
+    return memory.ring + tile % kStages * Tiles::kStageBytes;
+  }
+
+  // Elements of a tile that has landed.
+  __device__ __forceinline__ const u16* elements(i32 tile) const {
+    return Tiles::kLands ? memory.landed : reinterpret_cast<const u16*>(stage(tile));
   }
 
   // Begins the copies of a tile; past the end an empty group keeps the count of groups right.
@@ -158,6 +161,10 @@ struct Attend {
       async_copy_wait<kStages - 2>();
       __syncthreads();  // A: the tile is there for all, and the tile before it is done with
       load(tile + kStages - 1, end_tile);
+      if constexpr (Tiles::kLands) {
+        Tiles::land(memory.landed, stage(tile));
+        __syncthreads();  // the whole tile is made
+      }
       attend_tile(tile);
       if ((tile + 1) % kSpanTiles == 0 || tile + 1 == end_tile) close_span();
     }
@@ -200,18 +207,18 @@ struct Attend {
 
   __device__ __forceinline__ void attend_tile(i32 tile) {
     float scores[RowTiles][2][4];
-    score(stage(tile), scores);
+    score(elements(tile), scores);
     mask_and_reduce(tile * kTileTokens + warp * 16, scores);
     __syncthreads();  // B: the maxima of all warps are there
     weigh(scores);
     __syncthreads();  // C: the weights of all warps are there
-    accumulate(stage(tile));
+    accumulate(elements(tile));
   }
 
   // scores[r][n][i]: line r * 16 + lane/4 + 8 (i/2), token 16 warp + 8 n + 2 (lane%4) + i%2.
-  __device__ __forceinline__ void score(const u16* stage, float (&scores)[RowTiles][2][4]) const {
+  __device__ __forceinline__ void score(const u16* tile, float (&scores)[RowTiles][2][4]) const {
     const i32 token = warp * 16 + (lane & 7) + (lane >> 4) * 8;
-    const u16* keys = Tiles::keys(stage) + token * Tiles::kKeyStride + (lane >> 3 & 1) * 8;
+    const u16* keys = tile + token * Layout::kKeyStride + (lane >> 3 & 1) * 8;
     const u16* queries = memory.queries + (lane & 15) * Memory::kQueryStride + (lane >> 4) * 8;
 #pragma unroll
     for (i32 r = 0; r < RowTiles; r++)
@@ -292,8 +299,9 @@ struct Attend {
   }
 
   // span_o[r][c][i]: line as in score, column warp * kValueDim/4 + 8 c + 2 (lane%4) + i%2.
-  __device__ __forceinline__ void accumulate(const u16* stage) {
-    const u16* values = Tiles::values(stage) + lane * Tiles::kValueStride + warp * kColumnTiles * 8;
+  __device__ __forceinline__ void accumulate(const u16* tile) {
+    const u16* values =
+        tile + Layout::kValueStart + lane * Layout::kValueStride + warp * kColumnTiles * 8;
     const u16* weights = memory.weights + (lane & 15) * Memory::kWeightStride + (lane >> 4) * 8;
 #pragma unroll 1
     for (i32 k = 0; k < kTileTokens; k += 32) {
@@ -306,7 +314,7 @@ struct Attend {
 #pragma unroll
       for (i32 c = 0; c < kColumnTiles; c++) {
         u32 value[4];
-        load_tiles_transposed(value, values + k * Tiles::kValueStride + c * 8);
+        load_tiles_transposed(value, values + k * Layout::kValueStride + c * 8);
 #pragma unroll
         for (i32 r = 0; r < RowTiles; r++) {
           Elem::multiply(span_o[r][c], weight[r][0], value[0], value[1]);
@@ -385,19 +393,3 @@ struct Attend {
       }
   }
 };
-
-// Copies rows [first_token, first_token + 64) of one slab, zeros where the item reads nothing.
-template <i32 Width>
-__device__ __forceinline__ void load_rows(u16* to, i32 stride, const SlabView& slab,
-                                          const Item& item, i32 first_token, i32 kv_head) {
-  constexpr i32 kUnits = Width / 8;
-  static_assert(Width % 8 == 0, "a row must divide into 16-byte units");
-#pragma unroll 4
-  for (i32 i = threadIdx.x; i < kTileTokens * kUnits; i += kThreads) {
-    const i32 row = i / kUnits, unit = i % kUnits;
-    const i32 token = first_token + row;
-    const bool valid = token >= item.kv_lo && token < item.kv_hi;
-    const i64 offset = valid ? item.pages.row_offset(slab.strides, token, kv_head) : 0;
-    async_copy_16(to + row * stride + unit * 8, slab.base + offset + unit * 8, valid);
-  }
-}

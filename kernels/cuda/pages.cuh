@@ -28,8 +28,16 @@ struct PageTable {
 
   __device__ __forceinline__ i64 row_offset(const PoolStrides& strides, i32 token,
                                             i32 head) const {
-    const i32 row = token & ((1 << page_shift) - 1);
-    const i32 entry = (token >> page_shift) - (base >> page_shift);
-    return ids[entry] * strides.page + row * strides.token + head * strides.head;
+    return page(token) * strides.page + row(token) * strides.token + head * strides.head;
   }
+
+  __device__ __forceinline__ i64 slot(i32 token) const {
+    return i64{page(token)} << page_shift | row(token);
+  }
+
+ private:
+  __device__ __forceinline__ i32 page(i32 token) const {
+    return ids[(token >> page_shift) - (base >> page_shift)];
+  }
+  __device__ __forceinline__ i32 row(i32 token) const { return token & ((1 << page_shift) - 1); }
 };

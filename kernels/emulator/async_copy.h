@@ -6,14 +6,15 @@
 
 #include "block.h"
 
-inline void async_copy_16(void* to, const void* from, bool valid, int line = __builtin_LINE()) {
+template <int Bytes>
+inline void async_copy(void* to, const void* from, bool valid, int line = __builtin_LINE()) {
   const auto misaligned = [](const void* pointer) {
-    return reinterpret_cast<std::uintptr_t>(pointer) % 16 != 0;
+    return reinterpret_cast<std::uintptr_t>(pointer) % Bytes != 0;
   };
   if (misaligned(to) || (valid && misaligned(from)))
-    emulator::block().fault("cp.async address is not 16-byte aligned", line);
-  std::memset(to, 0xff, 16);
-  emulator::thread().copies.open.push_back({to, from, valid});
+    emulator::block().fault("cp.async address is not aligned to its size", line);
+  std::memset(to, 0xff, Bytes);
+  emulator::thread().copies.open.push_back({to, from, Bytes, valid});
 }
 
 inline void async_copy_commit() {
@@ -28,9 +29,9 @@ inline void async_copy_wait() {
   while (groups.size() > Pending) {
     for (const emulator::AsyncCopy& copy : groups.front()) {
       if (copy.valid)
-        std::memcpy(copy.to, copy.from, 16);
+        std::memcpy(copy.to, copy.from, copy.bytes);
       else
-        std::memset(copy.to, 0, 16);
+        std::memset(copy.to, 0, copy.bytes);
     }
     groups.erase(groups.begin());
   }

@@ -38,6 +38,7 @@ enum class State { runnable, at_warp_operation, at_barrier, finished, faulted };
 struct AsyncCopy {
   void* to;
   const void* from;
+  unsigned bytes;
   bool valid;
 };
 

@@ -30,6 +30,7 @@ FLAGS = (
     "-fPIC",
     "-ffp-contract=off",
     "-fno-strict-aliasing",
+    "-fwrapv",  # integers of a device wrap
     "-Wall",
     "-Wextra",
     "-Wno-unknown-pragmas",

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..abi import (
+    ROWS,
     Floats,
     Int32s,
     Int64s,
@@ -24,7 +25,7 @@ from ..abi import (
     check_page_tokens,
     check_slots,
 )
-from ..cuda import copies, operations
+from ..cuda import copies, operations, quantised
 from ..cuda.arrays import (
     ELEMENT_OF,
     DeviceArray,
@@ -32,7 +33,10 @@ from ..cuda.arrays import (
     PoolArray,
     batch_layout,
 )
+from ..cuda.codes import CodedPool, CodedSlab
 from ..cuda.launch import Launch, Launcher
+from ..cuda.paged import BatchLayout
+from ..cuda.quantised import CodedArrays
 from ..device import AttentionSpec, PagePool
 from ..plan import Cut
 
@@ -55,6 +59,7 @@ class EmulatedDevice:
     def __init__(self, launcher: Launcher, *, reference: bool = False) -> None:
         self._launcher = launcher
         self._reference = reference
+        self._room: tuple[Floats, ...] = ()  # partial results of the call under way
 
     def allocate(self, spec: SlabSpec, pages: int, page_tokens: int) -> PagePool:
         check_page_tokens(page_tokens)
@@ -93,13 +98,7 @@ class EmulatedDevice:
         out: Floats,
         lse: Floats | None = None,
     ) -> None:
-        check_batch(batch, values.pages)
-        rows_max = int(batch.items[:, 2].max()) if len(batch.items) else 0
-        layout = batch_layout(
-            batch, {name: describe(getattr(batch, name)) for name in BATCH_ARRAYS}, rows_max
-        )
-        sizes = operations.Partials.sizes(layout, what.q_heads, values.spec.width)
-        partial_o, partial_lse = (np.full(size, np.nan, np.float32) for size in sizes)
+        layout, partials = self._ready(what, batch, values.pages, values.spec.width)
         self._run(
             operations.attention(
                 what,
@@ -110,10 +109,77 @@ class EmulatedDevice:
                 layout,
                 describe(out),
                 None if lse is None else describe(lse),
-                operations.Partials(describe(partial_o), describe(partial_lse)),
+                partials,
                 reference=self._reference,
             )
         )
+
+    def _ready(
+        self, what: AttentionSpec, batch: RaggedBatch, pages: int, value_width: int
+    ) -> tuple[BatchLayout, operations.Partials]:
+        """A checked batch as launches see it, and room for its split rows, filled with NaN."""
+        check_batch(batch, pages)
+        rows_max = int(batch.items[:, ROWS].max()) if len(batch.items) else 0
+        arrays = {name: describe(getattr(batch, name)) for name in BATCH_ARRAYS}
+        layout = batch_layout(batch, arrays, rows_max)
+        sizes = operations.Partials.sizes(layout, what.q_heads, value_width)
+        self._room = tuple(np.full(size, np.nan, np.float32) for size in sizes)
+        return layout, operations.Partials(*map(describe, self._room))
+
+    # Coded pages
+
+    def allocate_coded(self, slab: CodedSlab, pages: int, page_tokens: int) -> CodedPool:
+        """Memory for a pool of eight-bit codes and their scales, filled with zeros."""
+        check_page_tokens(page_tokens)
+        shape = (slab.layers, pages, page_tokens, slab.heads)
+        codes, scales = np.zeros((*shape, slab.width), np.uint8), np.zeros(shape, np.float32)
+        return CodedPool(slab, pages, page_tokens, codes, scales)
+
+    def append_coded(
+        self, pools: Sequence[CodedPool], layer: int, rows: Sequence[Floats], slots: Int64s
+    ) -> None:
+        """As ``append_together``; every row gets its code and its scale."""
+        check_slots(slots, pools[0].pages * pools[0].page_tokens)
+        error = np.zeros(1, np.int32)
+        self._run(
+            quantised.append(
+                [_coded(pool) for pool in pools],
+                layer,
+                [describe(matrix) for matrix in rows],
+                describe(slots),
+                describe(error),
+            )
+        )
+
+    def attention_coded(
+        self,
+        what: AttentionSpec,
+        layer: int,
+        q: Floats,
+        keys: Sequence[CodedPool],
+        values: CodedPool,
+        batch: RaggedBatch,
+        out: Floats,
+        lse: Floats | None = None,
+    ) -> None:
+        """As ``attention``, over coded pools."""
+        layout, partials = self._ready(what, batch, values.pages, values.slab.width)
+        self._run(
+            quantised.attention(
+                what,
+                layer,
+                describe(q),
+                [_coded(pool) for pool in keys],
+                _coded(values),
+                layout,
+                describe(out),
+                None if lse is None else describe(lse),
+                partials,
+                reference=self._reference,
+            )
+        )
+
+    # Work and copies
 
     def cut(self, q_heads: int, kv_heads: int, sequences: int) -> Cut:
         del sequences
@@ -167,6 +233,11 @@ def describe(array: npt.NDArray[np.generic], element: Element | None = None) -> 
     kind = element or Element(array.dtype.name)
     strides = tuple(stride // array.itemsize for stride in array.strides)
     return DeviceArray(array.ctypes.data, array.shape, strides, kind)
+
+
+def _coded(pool: CodedPool) -> CodedArrays:
+    codes, scales = describe(pool.codes), describe(pool.scales)
+    return CodedArrays(pool.slab, pool.pages, pool.page_tokens, codes, scales)
 
 
 def _pool(pool: PagePool) -> PoolArray:

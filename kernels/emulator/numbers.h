@@ -65,6 +65,15 @@ inline std::uint16_t narrow_bf16(float x) {
 
 inline float widen_bf16(std::uint16_t bits) { return float_of_bits(std::uint32_t{bits} << 16); }
 
+// 1 sign, 4 exponent with bias 7, 3 fraction; no infinity, all ones is NaN.
+inline float widen_e4m3(std::uint8_t code) {
+  const int exponent = code >> 3 & 15, fraction = code & 7;
+  if (exponent == 15 && fraction == 7) return float_of_bits(0x7fc00000u);
+  const float magnitude =
+      exponent ? std::ldexp(8.f + fraction, exponent - 10) : std::ldexp(float(fraction), -9);
+  return code & 0x80 ? -magnitude : magnitude;
+}
+
 inline float flush_subnormal(float x) { return std::fabs(x) < FLT_MIN ? std::copysign(0.f, x) : x; }
 
 }  // namespace emulator
@@ -72,6 +81,10 @@ inline float flush_subnormal(float x) { return std::fabs(x) < FLT_MIN ? std::cop
 inline std::uint16_t f16_from_f32(float x) { return emulator::narrow_f16(x); }
 inline float f32_from_f16(std::uint16_t bits) { return emulator::widen_f16(bits); }
 inline std::uint16_t bf16_from_f32(float x) { return emulator::narrow_bf16(x); }
+inline void f32_from_e4m3_pair(float& first, float& second, std::uint16_t codes) {
+  first = emulator::widen_e4m3(static_cast<std::uint8_t>(codes));
+  second = emulator::widen_e4m3(static_cast<std::uint8_t>(codes >> 8));
+}
 inline float exp2_approx(float x) { return emulator::flush_subnormal(exp2f(x)); }
 inline float log2_approx(float x) { return log2f(x); }
 

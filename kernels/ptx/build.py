@@ -14,15 +14,17 @@ from ..native_build import cache_directory
 from .parse import parse
 from .translate import translate
 
-ARCHITECTURE = "compute_80"
+ARCHITECTURES = ("compute_80", "compute_90")
 
 
-def build_ptx_module(module: SourceModule, *, kernels: Path | None = None) -> Path:
+def build_ptx_module(
+    module: SourceModule, *, kernels: Path | None = None, architecture: str = ARCHITECTURES[0]
+) -> Path:
     """The shared library of a module's PTX. Its kernels take the launches of the sources.
 
     Raises NvrtcError, PtxError or NativeBuildError.
     """
-    text = translate(parse(compile_ptx(module, ARCHITECTURE, kernels)))
+    text = translate(parse(compile_ptx(module, architecture, kernels)))
     digest = hashlib.sha256(text.encode()).hexdigest()[:32]
     folder = cache_directory() / "ptx"
     source = folder / f"{module.name}-{digest}.cpp"

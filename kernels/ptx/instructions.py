@@ -89,12 +89,13 @@ def _copy_async(what: Instruction, context: Context) -> str:
         return "async_copy_commit();"
     if what.opcode[:3] == ("cp", "async", "wait_group"):
         return f"async_copy_wait<{int(what.operands[0])}>();"
-    if what.opcode[:5] != ("cp", "async", "cg", "shared", "global") or what.operands[2] != "16":
+    size = what.operands[2]
+    if what.opcode[2:5] != ({"16": "cg", "4": "ca"}.get(size), "shared", "global"):
         raise KeyError(".".join(what.opcode))
-    target = address_of(what.operands[0], "shared", 16, what.line, context)
-    source = address_of(what.operands[1], "global", 16, what.line, context)
-    valid = f"{value_of('u32', what.operands[3], context)} == 16"
-    return f"async_copy_16({target}, {source}, {valid}, {what.line});"
+    target = address_of(what.operands[0], "shared", int(size), what.line, context)
+    source = address_of(what.operands[1], "global", int(size), what.line, context)
+    valid = f"{value_of('u32', what.operands[3], context)} == {size}"
+    return f"async_copy<{size}>({target}, {source}, {valid}, {what.line});"
 
 
 # ---- control ----
@@ -138,10 +139,14 @@ def _move(what: Instruction, context: Context) -> str:
 def _convert(what: Instruction, context: Context) -> str:
     target, *sources = what.operands
     to, source_kind = what.opcode[-2:]
-    if to in ("f16x2", "bf16x2"):
+    if to in ("f16x2", "bf16x2") and source_kind == "f32":
         high, low = (value_of("f32", source, context) for source in sources)
         pair = f"pack_pair<{'true' if to == 'bf16x2' else 'false'}>({high}, {low})"
         return assign(target, "u32", pair, context)
+    if source_kind == "e4m3x2":
+        if what.opcode[1:] != ("rn", "f16x2", "e4m3x2"):
+            raise KeyError(".".join(what.opcode))
+        return assign(target, "u32", f"widen_pair({value_of('u16', sources[0], context)})", context)
     if to in ("f16", "bf16"):
         if what.opcode[1] != "rn" or source_kind != "f32":
             raise KeyError(".".join(what.opcode))
@@ -302,6 +307,13 @@ def _insert(what: Instruction, context: Context) -> str:
     return assign(what.operands[0], "u32", f"insert_bits({values})", context)
 
 
+def _permute(what: Instruction, context: Context) -> str:
+    if what.opcode != ("prmt", "b32"):
+        raise KeyError(".".join(what.opcode))
+    values = ", ".join(value_of("u32", operand, context) for operand in what.operands[1:])
+    return assign(what.operands[0], "u32", f"permute_bytes({values})", context)
+
+
 # ---- warps and tensor cores ----
 
 
@@ -379,6 +391,7 @@ HANDLERS: dict[str, Callable[[Instruction, Context], str]] = {
     "ex2": _math("exp2_approx"),
     "lg2": _math("log2_approx"),
     "bfi": _insert,
+    "prmt": _permute,
     "shfl": _shuffle,
     "ldmatrix": _load_matrix,
     "mma": _matrix_multiply,

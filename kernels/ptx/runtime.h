@@ -75,10 +75,32 @@ inline u32 insert_bits(u32 field, u32 base, u32 first, u32 count) {
   return (shift_left(field, first) & mask) | (base & ~mask);
 }
 
+// Four bytes out of the eight of `low` and `high`, one nibble of `choice` each; a nibble's top bit
+// asks for the byte's sign over the whole byte.
+inline u32 permute_bytes(u32 low, u32 high, u32 choice) {
+  const u64 bytes = u64{high} << 32 | low;
+  u32 result = 0;
+  for (int i = 0; i < 4; i++) {
+    const u32 nibble = choice >> 4 * i & 15u;
+    u32 byte = static_cast<u32>(bytes >> 8 * (nibble & 7)) & 0xffu;
+    if (nibble & 8) byte = byte & 0x80u ? 0xffu : 0;
+    result |= byte << 8 * i;
+  }
+  return result;
+}
+
 template <bool Bf16>
 u32 pack_pair(f32 high, f32 low) {
   const auto narrow = Bf16 ? emulator::narrow_bf16 : emulator::narrow_f16;
   return u32{narrow(low)} | u32{narrow(high)} << 16;
+}
+
+// Two e4m3 codes as two fp16 numbers, each at its code's place; every e4m3 number is one of fp16.
+inline u32 widen_pair(u16 codes) {
+  const auto widen = [](u16 code) {
+    return u32{emulator::narrow_f16(emulator::widen_e4m3(static_cast<u8>(code)))};
+  };
+  return widen(codes & 0xff) | widen(codes >> 8) << 16;
 }
 
 }  // namespace ptx
