@@ -7,9 +7,9 @@ from histories import History, RandomCatalog, digest, node_of, parts_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pagetrail.catalog.boundaries import Boundaries, boundaries_by_rule
+from pagetrail.catalog.boundaries import Boundaries, boundaries_by_rule, recorded_by_rule
 from pagetrail.catalog.envelope import Op
-from pagetrail.catalog.errors import BadInputError, CorruptionError
+from pagetrail.catalog.errors import BadInputError, CorruptionError, InvariantError
 from pagetrail.catalog.identity import ROOT, node_id, salted_root
 from pagetrail.catalog.index import LiveIndex
 from pagetrail.catalog.kinds.content import Copy, Node, Part
@@ -159,3 +159,31 @@ def test_a_gap_is_refused() -> None:
         index.apply(history.facts)
     with pytest.raises(IndexError):
         index.holder(-1)
+
+
+def test_a_recorded_lookup_is_rebuilt_by_rule_from_its_edge_and_a_wrong_one_is_told() -> None:
+    catalog = RandomCatalog(7, chunks=5)
+    for _ in range(120):
+        catalog.step()
+    history, index = catalog.history, LiveIndex()
+    index.apply(history.facts)
+    end = len(history.facts)
+    with open_replica(None, history) as replica:
+        replica.apply(history.facts, history.chain(end))
+        depths = set()
+        for fingerprint, (root, *prefixes), _ in catalog.prompts:
+            lookup, _ = look_up(index, fingerprint, prefixes)
+            depths.add(lookup.known)
+            recorded = (lookup.known, lookup.last, lookup.missing)
+            rebuilt = recorded_by_rule(replica, fingerprint, root, recorded, end)
+            assert rebuilt == by_index(index, fingerprint, tuple(prefixes))
+            for wrong in (
+                (lookup.known + 1, lookup.last or prefixes[0], b""),
+                (max(1, lookup.known - 1), prefixes[-1], b""),
+                *([(0, b"", lookup.last)] if lookup.known else []),
+            ):
+                if wrong == (lookup.known, lookup.last, b""):
+                    continue
+                with pytest.raises(InvariantError, match="by the rule"):
+                    recorded_by_rule(replica, fingerprint, root, wrong, end)
+        assert max(depths) >= 2
