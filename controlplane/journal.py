@@ -4,11 +4,13 @@ A decider cites the chain to say what it had seen of its own history: every comm
 observation, outcome and earlier decision. Owns the numbering of transactions and the chain; writes
 nothing itself.
 
-    chain_0     = SHA-256(domain, client, client epoch)
-    chain_(i+1) = SHA-256(chain_i, SHA-256(encoded transaction i))
+    origin   = SHA-256(domain, client, client epoch)
+    chain_i  = SHA-256(origin, item_0, ..., item_(i-1))
 
-The inner digest lets a refused transaction, of which the log keeps only the digest, still be
-folded.
+An item is a transaction's encoding, each of which says where it ends. One with preconditions may
+be refused, and then the log keeps only its digest; so its item is the SHA-256 of its encoding, as a
+msgpack byte string. A keyframe makes the chain before it the origin of what follows, the keyframe's
+own item first, so that a fold can begin there.
 """
 
 from __future__ import annotations
@@ -23,13 +25,15 @@ from pagetrail.catalog.facts import KindId
 from pagetrail.catalog.identity import canonical
 from pagetrail.catalog.kinds.system import Refused
 
-_DOMAIN = b"pagetrail/journal/1\n"
+Encoded = bytes | msgspec.Raw
+
+_DOMAIN = b"pagetrail/journal/2\n"
 _ENCODER = msgspec.msgpack.Encoder()
 _REFUSED = msgspec.msgpack.Decoder(Refused)
 
 
 def journal_root(client: str, client_epoch: int) -> bytes:
-    """The chain of a journal that holds nothing yet."""
+    """The origin of a journal that holds nothing yet."""
     return hashlib.sha256(_DOMAIN + canonical([client, client_epoch])).digest()
 
 
@@ -44,13 +48,29 @@ def transaction_digest(transaction: Transaction) -> bytes:
 class Journal:
     """Numbers a client epoch's transactions and keeps the chain over them."""
 
-    __slots__ = ("chain", "client", "client_epoch", "next_seq")
+    __slots__ = ("_items", "client", "client_epoch", "next_seq")
 
-    def __init__(self, client: str, client_epoch: int, *, next_seq: int = 0, chain: bytes = b""):
+    def __init__(self, client: str, client_epoch: int) -> None:
         self.client = client
         self.client_epoch = client_epoch
-        self.next_seq = next_seq
-        self.chain = chain or journal_root(client, client_epoch)
+        self.next_seq = 0
+        self._items = hashlib.sha256(journal_root(client, client_epoch))
+
+    @classmethod
+    def after_keyframe(
+        cls, client: str, client_epoch: int, chain: bytes, client_seq: int, encoded: Encoded
+    ) -> Journal:
+        """Where a journal stands after a keyframe that cites ``chain``."""
+        journal = cls(client, client_epoch)
+        journal._items = hashlib.sha256(chain)
+        journal._items.update(encoded)
+        journal.next_seq = client_seq + 1
+        return journal
+
+    @property
+    def chain(self) -> bytes:
+        """The chain over everything folded so far."""
+        return self._items.digest()
 
     def write(
         self,
@@ -65,9 +85,15 @@ class Journal:
         self.fold(transaction)
         return transaction
 
-    def fold(self, transaction: Transaction) -> None:
-        """Move past a transaction that was read back."""
-        self.chain = hashlib.sha256(self.chain + transaction_digest(transaction)).digest()
+    def fold(self, transaction: Transaction, encoded: Encoded | None = None) -> None:
+        """Move past a transaction; ``encoded`` is its encoding, when that is at hand."""
+        kind = transaction.facts[0].kind
+        if kind == _KEYFRAME:
+            self._items = hashlib.sha256(self._items.digest())
+        if transaction.compare_and_set or kind == _REFUSED_KIND:
+            self._items.update(_ENCODER.encode(transaction_digest(transaction)))
+        else:
+            self._items.update(_ENCODER.encode(transaction) if encoded is None else encoded)
         self.next_seq = transaction.client_seq + 1
 
     def cause(self, client_seq: int) -> Cause:
@@ -85,3 +111,8 @@ def last_journals(runs: Iterable[Run]) -> dict[str, Journal]:
         for transaction in run.transactions:
             journal.fold(transaction)
     return journals
+
+
+# Plain integers: members of an enumeration are slower to compare.
+_KEYFRAME = int(KindId.KEYFRAME)
+_REFUSED_KIND = int(KindId.REFUSED)

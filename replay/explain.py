@@ -24,7 +24,8 @@ from pagetrail.catalog.kinds.worker import RequestQueued, RouteForked
 from pagetrail.controlplane.policy.outcomes import OUTCOME_TERMS
 
 from .alternatives import Alternative, Rejected, alternatives, reason_name
-from .fold import UNREADABLE, Derivation, Folder
+from .findings import UNREADABLE
+from .fold import Derivation
 from .journals import EpochJournal
 from .loading import Loaded
 
@@ -142,10 +143,10 @@ def _find(loaded: Loaded, decision: str) -> list[_Asked]:
     if named is not None:
         cause = Cause(named.group(1), int(named.group(2)), int(named.group(3)))
         found = [
-            _Asked(journal, transaction)
+            _Asked(journal, located.transaction)
             for journal in loaded.journals
             if (journal.client, journal.client_epoch) == (cause.client, cause.client_epoch)
-            and (transaction := journal.at(cause.client_seq)) is not None
+            and (located := journal.at(cause.client_seq)) is not None
         ]
         return [_decision_of(asked, decision) for asked in found] or _none(decision)
     about = list(_about_request(loaded, decision))
@@ -172,8 +173,10 @@ def _decision_of(asked: _Asked, decision: str) -> _Asked:
         return asked
     for cause in asked.transaction.causes:
         cited = asked.journal.at(cause.client_seq)
-        if cause.client == asked.journal.client and cited is not None and _decides(cited):
-            return _Asked(asked.journal, cited)
+        if cause.client != asked.journal.client or cited is None:
+            continue
+        if _decides(cited.transaction):
+            return _Asked(asked.journal, cited.transaction)
     kind = KINDS.get(asked.transaction.facts[0].kind)
     raise BadInputError(
         f"{decision} is a {kind.name if kind is not None else 'unknown'} fact that names no "
@@ -187,7 +190,7 @@ def _decides(transaction: Transaction) -> bool:
 
 def _at_position(loaded: Loaded, position: int) -> Iterator[_Asked]:
     for journal in loaded.journals:
-        for first, transaction in zip(journal.first_seqs, journal.transactions, strict=True):
+        for transaction, _, first in journal.walk():
             if first <= position < first + len(transaction.facts):
                 yield _Asked(journal, transaction)
 
@@ -197,7 +200,7 @@ def _about_request(loaded: Loaded, request: str) -> Iterator[_Asked]:
         subjects = {number for number, name in _requests(journal).items() if name == request}
         if not subjects:
             continue
-        for transaction in journal.transactions:
+        for transaction, _, _ in journal.walk():
             if _decides(transaction) and _decision(transaction).subject in subjects:
                 yield _Asked(journal, transaction)
 
@@ -205,7 +208,7 @@ def _about_request(loaded: Loaded, request: str) -> Iterator[_Asked]:
 def _requests(journal: EpochJournal) -> dict[int, str]:
     """Request ids of a journal by stream or request number."""
     found: dict[int, str] = {}
-    for transaction in journal.transactions:
+    for transaction, _, _ in journal.walk():
         for wire in transaction.facts:
             if wire.kind in (KindId.REQUEST_QUEUED, KindId.REQUEST_RECEIVED, KindId.ROUTE_FORKED):
                 body = decode_body(wire.kind, wire.schema_v, wire.body)
@@ -238,8 +241,8 @@ def _derive(
     told: dict[Cause, str] = {}
 
     def observe(seen: Derivation) -> None:
-        journal = seen.journal
-        cause = Cause(journal.client, journal.client_epoch, seen.transaction.client_seq)
+        epoch = seen.epoch
+        cause = Cause(epoch.client, epoch.client_epoch, seen.transaction.client_seq)
         if cause in wanted:
             derived[cause] = seen
 
@@ -251,12 +254,10 @@ def _derive(
                 cause
                 for cause in wanted
                 if (cause.client, cause.client_epoch) == (journal.client, journal.client_epoch)
-                and journal.transactions[first].client_seq
-                <= cause.client_seq
-                <= journal.transactions[last].client_seq
+                and first <= cause.client_seq - journal.first.client_seq <= last
             ]
             if inside:
-                result = Folder(journal, loaded.history, observe).run(first, last)
+                result = loaded.fold(journal, first, last, observe)
                 for cause in inside:
                     before = [at for at in result.findings if at.client_seq <= cause.client_seq]
                     if before:
@@ -269,7 +270,7 @@ def _effects(
 ) -> dict[Cause, list[tuple[EpochJournal, int, Transaction]]]:
     found: dict[Cause, list[tuple[EpochJournal, int, Transaction]]] = {}
     for journal in loaded.journals:
-        for first, transaction in zip(journal.first_seqs, journal.transactions, strict=True):
+        for transaction, _, first in journal.walk():
             for cause in transaction.causes:
                 if cause in causes:
                     found.setdefault(cause, []).append((journal, first, transaction))
@@ -304,7 +305,7 @@ def _explained(
         choice, inputs = _plain(_typed(decision.choice, evaluation.choice)), _plain(derived.inputs)
     return Explained(
         name=name,
-        position=journal.first_seqs[transaction.client_seq - journal.transactions[0].client_seq],
+        position=_position(journal, transaction),
         kind=kind.name.lower(),
         subject=decision.subject,
         request=requests.get(decision.subject, ""),
@@ -330,6 +331,11 @@ def _explained(
     )
 
 
+def _position(journal: EpochJournal, transaction: Transaction) -> int:
+    located = journal.at(transaction.client_seq)
+    return located.position if located is not None else -1
+
+
 def _verdict(derived: Derivation | None, finding: str | None) -> str:
     if derived is not None and derived.mismatch is not None:
         return str(derived.mismatch)
@@ -342,10 +348,9 @@ def _links(loaded: Loaded, causes: Iterable[Cause]) -> Iterator[Link]:
     for cause in causes:
         for journal in loaded.journals:
             if (journal.client, journal.client_epoch) == (cause.client, cause.client_epoch):
-                transaction = journal.at(cause.client_seq)
-                if transaction is not None:
-                    place = cause.client_seq - journal.transactions[0].client_seq
-                    yield _link(journal, journal.first_seqs[place], transaction)
+                located = journal.at(cause.client_seq)
+                if located is not None:
+                    yield _link(journal, located.position, located.transaction)
 
 
 def _link(journal: EpochJournal, first: int, transaction: Transaction) -> Link:

@@ -1,4 +1,4 @@
-"""Folding one span of a journal and deriving every decision in it again.
+"""Folding a journal and deriving every decision in it again.
 
 Owns the comparison. For each transaction: the chain must be what decisions and keyframes cite, a
 decision's inputs are rebuilt from the view, the catalog as of its position and what it recorded,
@@ -15,11 +15,11 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from pagetrail.catalog.envelope import Transaction
-from pagetrail.catalog.errors import CorruptionError, InvariantError, PagetrailError
+from pagetrail.catalog.envelope import Op, Transaction
+from pagetrail.catalog.errors import CorruptionError, InvariantError
 from pagetrail.catalog.facts import KINDS, KindId, Role, decode_body
 from pagetrail.catalog.kinds.decision import Decision
-from pagetrail.catalog.kinds.router import RouterStarted
+from pagetrail.catalog.kinds.router import RouterStarted, WorkerObserved
 from pagetrail.catalog.kinds.worker import Bound, Keyframe, WorkerStarted
 from pagetrail.controlplane.cluster.deciding import InForce
 from pagetrail.controlplane.cluster.router_view import RouterView
@@ -28,41 +28,22 @@ from pagetrail.controlplane.policy.recorder import Mismatch, rederive
 from pagetrail.controlplane.policy.registry import UnknownEvaluatorError, unbind
 from pagetrail.controlplane.view import WorkerView
 
+from .epochs import Epoch
+from .findings import FINDINGS_MAX, UNREADABLE, Finding, told
 from .form import form_problems
 from .history import CatalogHistory
 from .inputs import inputs_of
-from .journals import EpochJournal
-from .orders import is_plain, ordered_commands
+from .orders import ORDERED, ordered_commands
 
-FINDINGS_MAX = 1_000
+_ROLES: dict[int, Role] = {int(kind_id): kind.role for kind_id, kind in KINDS.items()}
 
-UNREADABLE = (
-    PagetrailError,
-    msgspec.MsgspecError,
-    ArithmeticError,
-    LookupError,
-    TypeError,
-    ValueError,
-    MemoryError,
+# Plain integers: members of an enumeration are slower to look up and to compare.
+_KEYFRAME = int(KindId.KEYFRAME)
+_ASSERT = int(Op.ASSERT)
+_ALONE = frozenset(
+    kind_id for kind_id, role in _ROLES.items() if role is Role.COMMAND and kind_id not in ORDERED
 )
-"""What code may raise over records that are not what production wrote."""
-
-_ROLES: dict[int, Role] = {kind_id: kind.role for kind_id, kind in KINDS.items()}
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One thing that does not hold. Names the fact and the field."""
-
-    client: str
-    client_epoch: int
-    client_seq: int
-    kind: str
-    what: str
-
-    def __str__(self) -> str:
-        place = f"{self.client}/{self.client_epoch}/{self.client_seq}"
-        return f"{place} {self.kind}: {self.what}"
+"""Commands that stand by themselves, as most transactions are: nothing orders them."""
 
 
 @dataclass(slots=True)
@@ -76,6 +57,8 @@ class SpanResult:
     findings_cut: int = 0
     unattested: int = 0  # transactions whose chain no later decision or keyframe cites
     end_chain: bytes = b""
+    observed: list[tuple[int, str, int]] = field(default_factory=list)
+    """(client_seq, worker, epoch) where a router first observes a worker epoch."""
 
     def add(self, finding: Finding) -> None:
         """Report a finding."""
@@ -89,7 +72,7 @@ class SpanResult:
 class Derivation:
     """A decision derived again. ``view`` is the state it was made in, and is folded on."""
 
-    journal: EpochJournal
+    epoch: Epoch
     transaction: Transaction
     kind: KindId
     decision: Decision
@@ -103,66 +86,103 @@ Observer = Callable[[Derivation], None]
 
 
 class Folder:
-    """Folds one span of a decider's journal."""
+    """Folds one span of a decider's journal: ``begin`` or ``resume``, then ``feed``, then ``end``.
+
+    A span begins with the epoch's start or with a keyframe, which also closes the span before.
+    """
 
     def __init__(
-        self, journal: EpochJournal, history: CatalogHistory, observer: Observer | None = None
+        self, epoch: Epoch, history: CatalogHistory, observer: Observer | None = None
     ) -> None:
-        self._journal = journal
+        self._epoch = epoch
         self._history = history
         self._observer = observer
         self._result = SpanResult()
-        self._position = Journal(journal.client, journal.client_epoch)
+        self._position = Journal(epoch.client, epoch.client_epoch)
         self._commands = 0
         self._view: WorkerView | RouterView
         self._table: dict[KindId, InForce] = {}
+        self._observed: set[tuple[str, int]] = set()
+        self._broken_at: int | None = None  # the client_seq from which nothing is folded
+        self._left = 0  # decisions from there on
 
-    def run(self, first: int, last: int) -> SpanResult:
-        """Fold the transactions at places ``first`` to ``last``, both included."""
+    def begin(self, transaction: Transaction, encoded: msgspec.Raw) -> None:
+        """Take the epoch's first transaction, its start."""
+        self._position.next_seq = transaction.client_seq  # one that begins late is told elsewhere
+        try:
+            start = self._start()
+            self._view = (
+                WorkerView(start) if isinstance(start, WorkerStarted) else RouterView(start)
+            )
+        except UNREADABLE as error:
+            self._break(transaction, error)
+        else:
+            self._bind(start.evaluators, report=True)
+        self.feed(transaction, encoded)
+
+    def resume(self, transaction: Transaction, encoded: msgspec.Raw) -> None:
+        """Take the keyframe that the span begins with; the span before has judged it."""
+        seq, epoch = transaction.client_seq, self._epoch
+        self._position.next_seq = seq + 1
+        try:
+            start = self._start()
+            wire = transaction.facts[0]
+            keyframe = decode_body(wire.kind, wire.schema_v, wire.body)
+            if not isinstance(keyframe, Keyframe):
+                raise CorruptionError(f"transaction {seq} of {epoch.client} is no keyframe")
+            self._position = Journal.after_keyframe(
+                epoch.client, epoch.client_epoch, keyframe.chain, seq, encoded
+            )
+            self._commands = keyframe.commands
+            self._view = (
+                WorkerView.decode(start, keyframe.state)
+                if isinstance(start, WorkerStarted)
+                else RouterView.decode(start, keyframe.state)
+            )
+        except UNREADABLE as error:
+            self._break(transaction, error)
+        else:
+            self._bind(start.evaluators, report=False)
+
+    def feed(self, transaction: Transaction, encoded: msgspec.Raw) -> None:
+        """Fold the next transaction."""
+        seq = transaction.client_seq
+        if seq != self._position.next_seq:
+            expected = self._position.next_seq
+            what = f"expected client_seq {expected}: something is missing or stands twice"
+            self._report(seq, "transaction", what)
+        if self._broken_at is None:
+            try:
+                self._transaction(transaction)
+            except UNREADABLE as error:
+                # The view is not what it was; later findings would be noise.
+                self._break(transaction, error)
+        kind = transaction.facts[0].kind
+        if self._broken_at is not None and _ROLES.get(kind) is Role.DECISION:
+            _count(self._result.missing, _name(transaction))
+            self._left += 1
+        self._position.fold(transaction, encoded)
+        if kind != _KEYFRAME:
+            self._result.unattested += 1
+
+    def end(self) -> SpanResult:
+        """What was found."""
         result = self._result
-        transactions = self._journal.transactions
-        folding = self._begin(first, last)
-        for place in range(first, last + 1):
-            transaction = transactions[place]
-            if transaction.client_seq != self._position.next_seq:
-                self._report(
-                    transaction.client_seq,
-                    "transaction",
-                    f"expected client_seq {self._position.next_seq}: something is missing or "
-                    "stands twice",
-                )
-            if folding and (place != first or not first):
-                try:
-                    self._transaction(transaction)
-                except UNREADABLE as error:
-                    self._report(transaction.client_seq, _name(transaction), _told(error))
-                    folding = False  # the view is not what it was; later findings would be noise
-                    self._give_up(transaction.client_seq, transactions[place : last + 1])
-            self._position.fold(transaction)
-            if transaction.facts[0].kind != KindId.KEYFRAME:
-                result.unattested += 1
         result.end_chain = self._position.chain
+        if self._broken_at is not None and self._left:
+            what = f"{self._left} decisions from here on were not derived"
+            self._report(self._broken_at, "span", what)
         return result
 
-    def _begin(self, first: int, last: int) -> bool:
-        """Build the view the span starts from; False when that cannot be done."""
-        seq = self._journal.transactions[first].client_seq
-        try:
-            start = self._journal.start
-            if not isinstance(start, WorkerStarted | RouterStarted):
-                raise CorruptionError(f"the first fact of {self._journal.client} is no start fact")
-            if first:
-                self._restore(start, first)
-            else:
-                self._view = (
-                    WorkerView(start) if isinstance(start, WorkerStarted) else RouterView(start)
-                )
-        except UNREADABLE as error:
-            self._report(seq, _name(self._journal.transactions[first]), _told(error))
-            self._give_up(seq, self._journal.transactions[first : last + 1])
-            return False
-        self._bind(start.evaluators, report=not first)
-        return True
+    def _start(self) -> WorkerStarted | RouterStarted:
+        start = self._epoch.start
+        if not isinstance(start, WorkerStarted | RouterStarted):
+            raise CorruptionError(f"the first fact of {self._epoch.client} is no start fact")
+        return start
+
+    def _break(self, transaction: Transaction, error: Exception) -> None:
+        self._report(transaction.client_seq, _name(transaction), told(error))
+        self._broken_at = transaction.client_seq
 
     def _bind(self, bound: Iterable[Bound], *, report: bool) -> None:
         """Put the recorded evaluators in force; those that cannot be are reported once an epoch."""
@@ -177,50 +197,45 @@ class Folder:
                     self._report(0, "evaluators", str(error))
             except UNREADABLE as error:
                 if report:
-                    self._report(
-                        0, "evaluators", f"the recorded evaluators do not hold: {_told(error)}"
-                    )
-
-    def _restore(self, start: WorkerStarted | RouterStarted, place: int) -> None:
-        keyframe = self._journal.keyframe(place)
-        transaction = self._journal.transactions[place]
-        self._position = Journal(
-            self._journal.client,
-            self._journal.client_epoch,
-            next_seq=transaction.client_seq,
-            chain=keyframe.chain,
-        )
-        self._commands = keyframe.commands
-        self._view = (
-            WorkerView.decode(start, keyframe.state)
-            if isinstance(start, WorkerStarted)
-            else RouterView.decode(start, keyframe.state)
-        )
+                    what = f"the recorded evaluators do not hold: {told(error)}"
+                    self._report(0, "evaluators", what)
 
     def _transaction(self, transaction: Transaction) -> None:
+        facts = transaction.facts
+        if len(facts) == 1:
+            wire = facts[0]
+            if wire.kind in _ALONE and wire.op == _ASSERT:
+                self._command(transaction, decode_body(wire.kind, wire.schema_v, wire.body))
+                return
         decided: tuple[KindId, Decision] | None = None
         commands: list[msgspec.Struct] = []
-        for wire in transaction.facts:
+        for wire in facts:
             role = _ROLES.get(wire.kind)
             if role is Role.CATALOG:
                 continue  # the catalog's history has read it
             body = decode_body(wire.kind, wire.schema_v, wire.body)
             if role is Role.COMMAND:
                 commands.append(body)
-                self._view.apply(body)
-                self._commands += 1
+                self._command(transaction, body)
             elif isinstance(body, Decision):
                 kind = KindId(wire.kind)
                 decided = decided or (kind, body)
                 self._decision(transaction, kind, body)
             elif isinstance(body, Keyframe):
                 self._keyframe(transaction, body)
-        if len(commands) == 1 and len(transaction.facts) == 1 and is_plain(transaction.facts[0]):
-            return  # a command by itself, as most transactions are: nothing orders it
-        for problem in form_problems(self._journal, transaction):
+        for problem in form_problems(self._epoch, transaction):
             self._report(transaction.client_seq, _name(transaction), problem)
         for problem in ordered_commands(decided, commands):
             self._report(transaction.client_seq, "command", problem)
+
+    def _command(self, transaction: Transaction, command: msgspec.Struct) -> None:
+        self._view.apply(command)
+        self._commands += 1
+        if type(command) is WorkerObserved:
+            seen = (command.worker, command.worker_epoch)
+            if seen not in self._observed:
+                self._observed.add(seen)
+                self._result.observed.append((transaction.client_seq, *seen))
 
     def _keyframe(self, transaction: Transaction, keyframe: Keyframe) -> None:
         seq = transaction.client_seq
@@ -260,40 +275,24 @@ class Folder:
             inputs = inputs_of(kind, self._view, decision, self._history)
             mismatch = rederive(decision, force.evaluator, force.weights, inputs)
         except UNREADABLE as error:
-            return f"inputs: {_told(error)}"
+            return f"inputs: {told(error)}"
         if self._observer is not None:
             self._observer(
                 Derivation(
-                    self._journal, transaction, kind, decision, self._view, inputs, force, mismatch
+                    self._epoch, transaction, kind, decision, self._view, inputs, force, mismatch
                 )
             )
         return None if mismatch is None else str(mismatch)
 
-    def _give_up(self, client_seq: int, rest: Iterable[Transaction]) -> None:
-        """Count the decisions that stand in what is no longer folded."""
-        left = 0
-        for transaction in rest:
-            if _ROLES.get(transaction.facts[0].kind) is Role.DECISION:
-                _count(self._result.missing, _name(transaction))
-                left += 1
-        if left:
-            self._report(client_seq, "span", f"{left} decisions from here on were not derived")
-
     def _report(self, client_seq: int, kind: str, what: str) -> None:
         self._result.add(
-            Finding(self._journal.client, self._journal.client_epoch, client_seq, kind, what)
+            Finding(self._epoch.client, self._epoch.client_epoch, client_seq, kind, what)
         )
 
 
 def _name(transaction: Transaction) -> str:
     kind = KINDS.get(transaction.facts[0].kind)
     return kind.name if kind is not None else f"kind {transaction.facts[0].kind}"
-
-
-def _told(error: Exception) -> str:
-    if isinstance(error, PagetrailError | msgspec.MsgspecError):
-        return str(error)
-    return f"it cannot be folded ({type(error).__name__}: {error})"
 
 
 def _count(counts: dict[str, int], name: str) -> None:

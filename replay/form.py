@@ -8,18 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from pagetrail.catalog.envelope import Cause, Op, Transaction
+from pagetrail.catalog.envelope import Op, Transaction
 from pagetrail.catalog.facts import KINDS, KindId, Role, decode_body
-from pagetrail.catalog.kinds.decision import Decision, Outcome
+from pagetrail.catalog.kinds.decision import Outcome
 from pagetrail.catalog.kinds.router import RouterStarted
 from pagetrail.catalog.kinds.worker import WorkerStarted
 
-from .journals import STARTS, EpochJournal
+from .epochs import STARTS, Epoch
 
 _ROLES: dict[int, Role] = {kind_id: kind.role for kind_id, kind in KINDS.items()}
 
 
-def form_problems(journal: EpochJournal, transaction: Transaction) -> Iterator[str]:
+def form_problems(epoch: Epoch, transaction: Transaction) -> Iterator[str]:
     """What about a transaction is not as production writes it.
 
     Raises PagetrailError when a fact cannot be read at all.
@@ -35,18 +35,20 @@ def form_problems(journal: EpochJournal, transaction: Transaction) -> Iterator[s
             yield "a decision is not the first fact of its transaction"
     kind = facts[0].kind
     if kind in STARTS:
-        yield from _start_problems(journal, transaction)
+        yield from _start_problems(epoch, transaction)
     elif kind == KindId.KEYFRAME:
         if len(facts) > 1 or transaction.causes or transaction.compare_and_set:
             yield "a keyframe stands alone, without causes or preconditions"
     elif kind == KindId.OUTCOME:
-        yield from _outcome_problems(journal, transaction)
+        yield from _outcome_problems(epoch, transaction)
+    elif kind == KindId.STREAM_PREEMPTED:
+        yield from _preempted_problems(epoch, transaction)
 
 
-def _start_problems(journal: EpochJournal, transaction: Transaction) -> Iterator[str]:
+def _start_problems(epoch: Epoch, transaction: Transaction) -> Iterator[str]:
     wire = transaction.facts[0]
     body = decode_body(wire.kind, wire.schema_v, wire.body)
-    if transaction is not journal.transactions[0]:
+    if transaction.client_seq != epoch.first.client_seq:
         yield "an epoch starts once, with its first transaction"
     if len(transaction.facts) > 1 or transaction.causes or transaction.compare_and_set:
         yield "a start stands alone, without causes or preconditions"
@@ -56,38 +58,36 @@ def _start_problems(journal: EpochJournal, transaction: Transaction) -> Iterator
         named = (body.router, body.router_epoch)
     else:
         return
-    if named != (journal.client, journal.client_epoch):
+    if named != (epoch.client, epoch.client_epoch):
         yield f"it starts {named[0]} epoch {named[1]} in another's journal"
 
 
-def _outcome_problems(journal: EpochJournal, transaction: Transaction) -> Iterator[str]:
+def _preempted_problems(epoch: Epoch, transaction: Transaction) -> Iterator[str]:
+    """A preemption by itself ends a swap: its cause is the decision that began it."""
+    cause = transaction.causes[0] if transaction.causes else None
+    known = cause is not None and (cause.client, cause.client_epoch) == (
+        epoch.client,
+        epoch.client_epoch,
+    )
+    decision = epoch.decision(cause.client_seq) if cause is not None and known else None
+    if decision is None or decision[0] != KindId.PREEMPT:
+        yield "a preemption follows from no decision"
+
+
+def _outcome_problems(epoch: Epoch, transaction: Transaction) -> Iterator[str]:
     wire = transaction.facts[0]
     outcome = decode_body(wire.kind, wire.schema_v, wire.body)
     if not isinstance(outcome, Outcome):
         return
     cause = transaction.causes[0] if transaction.causes else None
     if cause is None or (cause.client, cause.client_epoch) != (
-        journal.client,
-        journal.client_epoch,
+        epoch.client,
+        epoch.client_epoch,
     ):
         yield "an outcome's first cause is its decision; it names none of this journal"
         return
-    answered = journal.at(cause.client_seq)
-    decision = None
-    if answered is not None and cause.client_seq < transaction.client_seq:
-        first = answered.facts[0]
-        if first.kind == outcome.decision_kind:
-            decision = decode_body(first.kind, first.schema_v, first.body)
-    if not isinstance(decision, Decision) or decision.subject != outcome.subject:
+    if cause.client_seq >= transaction.client_seq or epoch.decision(cause.client_seq) != (
+        outcome.decision_kind,
+        outcome.subject,
+    ):
         yield f"transaction {cause.client_seq} is not the decision that this outcome answers"
-
-
-def unknown_causes(
-    journal: EpochJournal, known: dict[tuple[str, int], EpochJournal]
-) -> Iterator[tuple[int, Cause]]:
-    """(client_seq, cause) of causes that the log does not hold."""
-    for transaction in journal.transactions:
-        for cause in transaction.causes:
-            other = known.get((cause.client, cause.client_epoch))
-            if other is None or other.at(cause.client_seq) is None:
-                yield transaction.client_seq, cause

@@ -7,12 +7,11 @@ Each entity keeps its few states with the position from which each holds.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from pagetrail.catalog.envelope import Fact, Op
-from pagetrail.catalog.facts import KindId, decode_body
+from pagetrail.catalog.envelope import Op, WireFact
+from pagetrail.catalog.facts import decode_body
 from pagetrail.catalog.index import Entry
 from pagetrail.catalog.kinds.content import Copy, CopyState, Node, Part
 
@@ -46,20 +45,20 @@ class CatalogHistory:
         self._bits: dict[tuple[str, int], int] = {}
         self._holders: list[tuple[str, int]] = []
 
-    def add(self, facts: Iterable[Fact]) -> None:
-        """Fold catalog facts, in the order of the log; others are passed over."""
-        for fact in facts:
-            if fact.kind in (KindId.NODE, KindId.PART, KindId.COPY):
-                body = decode_body(fact.kind, fact.schema_v, fact.body)
-                present = fact.op == Op.ASSERT
-                # A fact at seq is part of every state as of seq + 1 and later.
-                since = fact.seq + 1
-                if isinstance(body, Node):
-                    self._add_node(body, present, since)
-                elif isinstance(body, Part):
-                    self._add_part(body, present, since)
-                elif isinstance(body, Copy):
-                    self._add_copy(body, present and body.state == CopyState.READY, since)
+    def add(self, seq: int, wire: WireFact) -> None:
+        """Fold a catalog fact; facts come in the order of the log.
+
+        Raises PagetrailError when it cannot be read.
+        """
+        body = decode_body(wire.kind, wire.schema_v, wire.body)
+        present = wire.op == Op.ASSERT
+        since = seq + 1  # a fact at seq is part of every state as of seq + 1 and later
+        if isinstance(body, Node):
+            self._add_node(body, present, since)
+        elif isinstance(body, Part):
+            self._add_part(body, present, since)
+        elif isinstance(body, Copy):
+            self._add_copy(body, present and body.state == CopyState.READY, since)
 
     def at(self, position: int) -> CatalogAt:
         """The catalog as of a position."""

@@ -1,90 +1,114 @@
-"""A log as journals: each client epoch's transactions in order, cut into spans that stand alone.
+"""A log as journals that can be read at any place, for what is not answered in one pass.
 
-Owns the reading of a log for replay. A span begins with the epoch's start fact or with a keyframe,
-so it can be folded without what came before; neighbours overlap in the keyframe, where the fold of
-one must equal the start of the next. Reads facts only.
+A span begins with the epoch's start fact or with a keyframe, so it can be folded without what came
+before; neighbours overlap in the keyframe, where the fold of one must equal the start of the next.
+
+Owns how a journal lies: encoded, in blocks of one run of a frame each, in a ``Spill``. Only the
+block that is being read is decoded, so a journal of any length takes a few bytes a block of memory.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from array import array
+from bisect import bisect_right
+from collections.abc import Iterator
+from typing import NamedTuple
 
 import msgspec
 
-from pagetrail.catalog.envelope import Run, Transaction
-from pagetrail.catalog.errors import CorruptionError
-from pagetrail.catalog.facts import KindId, decode_body
-from pagetrail.catalog.kinds.worker import Keyframe
+from pagetrail.catalog.envelope import Transaction
+from pagetrail.catalog.facts import KindId
 
-STARTS = (KindId.WORKER_STARTED, KindId.ROUTER_STARTED)
+from .epochs import Epoch
+from .reading import RunRead
+from .spill import Spill
+
+_KEYFRAME = int(KindId.KEYFRAME)  # a plain integer: members of an enumeration compare slower
 
 
-@dataclass(slots=True)
-class EpochJournal:
-    """One client epoch as the log holds it: at least one transaction, without gaps in client_seq.
+class Located(NamedTuple):
+    """A transaction, its encoding, and the position of its first fact in the log."""
 
-    ``first_seqs`` are the transactions' positions in the log.
-    """
+    transaction: Transaction
+    encoded: msgspec.Raw
+    position: int
 
-    client: str
-    client_epoch: int
-    transactions: list[Transaction] = field(default_factory=list)
-    first_seqs: list[int] = field(default_factory=list)
 
-    @property
-    def decides(self) -> bool:
-        """Whether this client is a decider: its journal begins with a start fact."""
-        return self.transactions[0].facts[0].kind in STARTS
+class EpochJournal(Epoch):
+    """One client epoch as the log holds it. A *place* counts its transactions from 0."""
 
-    @property
-    def start(self) -> msgspec.Struct | None:
-        """The start fact, when this client is a decider. Raises PagetrailError when unreadable."""
-        first = self.transactions[0].facts[0]
-        return decode_body(first.kind, first.schema_v, first.body) if self.decides else None
+    __slots__ = (
+        "_begins",
+        "_decoded",
+        "_first_seqs",
+        "_keyframes",
+        "_number",
+        "_places",
+        "_sizes",
+        "_spill",
+    )
 
-    def at(self, client_seq: int) -> Transaction | None:
+    def __init__(self, client: str, client_epoch: int, first: Transaction, spill: Spill) -> None:
+        super().__init__(client, client_epoch, first)
+        self._spill = spill
+        # Of each block: its first transaction's place, where and how long it lies in the spill,
+        # and the position of its first fact in the log.
+        self._places, self._begins, self._sizes, self._first_seqs = (array("q") for _ in range(4))
+        self._keyframes = array("q")
+        # The block that was decoded last: neighbours are nearly always asked for together.
+        self._number = -1
+        self._decoded: list[Located] = []
+
+    def take_run(self, run: RunRead) -> None:
+        """Take in the next run of this epoch."""
+        data = memoryview(run.encoded)
+        self._places.append(self.count)
+        self._begins.append(self._spill.write(data))
+        self._sizes.append(len(data))
+        self._first_seqs.append(run.first_seq)
+        for transaction in run.transactions:
+            if transaction.facts[0].kind == _KEYFRAME:
+                self._keyframes.append(self.count)
+            self.take(transaction)
+
+    def at(self, client_seq: int) -> Located | None:
         """The transaction of that number, when the log holds it."""
-        place = client_seq - self.transactions[0].client_seq
-        return self.transactions[place] if 0 <= place < len(self.transactions) else None
+        place = client_seq - self.first.client_seq
+        if not 0 <= place < self.count:
+            return None
+        number = bisect_right(self._places, place) - 1
+        return self._block(number)[place - self._places[number]]
+
+    def walk(self, first: int = 0, last: int | None = None) -> Iterator[Located]:
+        """The transactions at places ``first`` to ``last``, both included; all by default."""
+        last = self.count - 1 if last is None else last
+        number = bisect_right(self._places, first) - 1
+        while number < len(self._places) and self._places[number] <= last:
+            place = self._places[number]
+            yield from self._block(number)[max(0, first - place) : last + 1 - place]
+            number += 1
 
     def spans(self) -> list[tuple[int, int]]:
         """Places ``(first, last)`` of transactions: from a start or keyframe to the next one.
 
         ``last`` is the keyframe that closes the span, inclusive, or the last transaction.
         """
-        edges = [0] + [
-            place
-            for place, transaction in enumerate(self.transactions)
-            if transaction.facts[0].kind == KindId.KEYFRAME
-        ]
-        last = len(self.transactions) - 1
+        edges = [0, *(place for place in self._keyframes if place)]
+        last = self.count - 1
         return [
             (first, following)
             for first, following in zip(edges, [*edges[1:], last], strict=True)
             if following > first or first == 0
         ]
 
-    def keyframe(self, place: int) -> Keyframe:
-        """The keyframe at a place."""
-        wire = self.transactions[place].facts[0]
-        body = decode_body(wire.kind, wire.schema_v, wire.body)
-        if not isinstance(body, Keyframe):
-            raise CorruptionError(f"transaction {place} of {self.client} is no keyframe")
-        return body
-
-
-def journals_of(runs: Iterable[tuple[int, Run]]) -> list[EpochJournal]:
-    """Journals from a log's runs, each with the ``seq`` of its first fact, in the log's order."""
-    found: dict[tuple[str, int], EpochJournal] = {}
-    for first_seq, run in runs:
-        key = (run.client, run.client_epoch)
-        journal = found.get(key)
-        if journal is None:
-            journal = found[key] = EpochJournal(*key)
-        seq = first_seq
-        for transaction in run.transactions:
-            journal.transactions.append(transaction)
-            journal.first_seqs.append(seq)
-            seq += len(transaction.facts)
-    return [found[key] for key in sorted(found)]
+    def _block(self, number: int) -> list[Located]:
+        if self._number != number:
+            data = msgspec.Raw(self._spill.read(self._begins[number], self._sizes[number]))
+            position = self._first_seqs[number]
+            run = RunRead.again(self.client, self.client_epoch, position, data)
+            self._decoded = []
+            for transaction, encoded in zip(run.transactions, run.split(), strict=True):
+                self._decoded.append(Located(transaction, encoded, position))
+                position += len(transaction.facts)
+            self._number = number
+        return self._decoded

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 
 import msgspec
 
-from pagetrail.catalog.envelope import Op, WireFact
 from pagetrail.catalog.facts import KindId
 from pagetrail.catalog.kinds.decision import Decision
 from pagetrail.catalog.kinds.router import RequestOffered
@@ -15,21 +14,37 @@ from pagetrail.catalog.kinds.worker import (
     PagesAdopted,
     PagesPromised,
     PromptKept,
+    RamKeepBegun,
     RequestDropped,
+    StreamPreempted,
+    SwapBegun,
 )
 from pagetrail.controlplane.policy.inputs import (
     AdmitChoice,
     AdmitOutcome,
     EvictChoice,
-    KeepChoice,
+    KeepOrRamChoice,
+    PreemptChoice,
     RouteChoice,
 )
 from pagetrail.controlplane.view import AdmitRecorded, KeepRecorded
 
-
-def is_plain(wire: WireFact) -> bool:
-    """Whether a command may stand by itself, and is stated in the only form that commands have."""
-    return wire.op == Op.ASSERT and wire.kind not in _ORDERED
+_BY_DECISION = (NodesEvicted, PromptKept, RamKeepBegun, RequestOffered, SwapBegun)
+ORDERED = frozenset(
+    map(
+        int,
+        (
+            KindId.NODES_EVICTED,
+            KindId.PROMPT_KEPT,
+            KindId.RAM_KEEP_BEGUN,
+            KindId.REQUEST_OFFERED,
+            KindId.STREAM_PREEMPTED,
+            KindId.SWAP_BEGUN,
+        ),
+    )
+)
+"""Commands that only a decision may order: in its own transaction, or named as the cause by one
+that ends what the decision began (form.py)."""
 
 
 def ordered_commands(
@@ -38,7 +53,7 @@ def ordered_commands(
     """What in a transaction's commands is not what its decision ordered."""
     if decided is None:
         for command in commands:
-            if isinstance(command, NodesEvicted | PromptKept | RequestOffered):  # as _ORDERED
+            if isinstance(command, _BY_DECISION):
                 yield f"{type(command).__name__} follows from no decision"
         return
     kind, decision = decided
@@ -79,7 +94,8 @@ def _eviction_ordered(decision: Decision, commands: list[msgspec.Struct]) -> Ite
 
 
 def _keep_ordered(decision: Decision, commands: list[msgspec.Struct]) -> Iterator[str]:
-    choice = msgspec.msgpack.decode(decision.choice, type=KeepChoice)
+    # A choice of the evaluators that know no RAM is read with none.
+    choice = msgspec.msgpack.decode(decision.choice, type=KeepOrRamChoice)
     recorded = msgspec.msgpack.decode(decision.recorded, type=KeepRecorded)
     for command in commands:
         if isinstance(command, PromptKept) and (
@@ -88,12 +104,25 @@ def _keep_ordered(decision: Decision, commands: list[msgspec.Struct]) -> Iterato
             != (decision.subject, recorded.node, recorded.shared, choice.columns)
         ):
             yield "the keep is not the one that was decided"
+    copied = [(one.stream, one.columns) for one in commands if isinstance(one, RamKeepBegun)]
+    if copied != ([(decision.subject, choice.ram_columns)] if choice.ram_columns else []):
+        yield "the keep to host memory is not the one that was decided"
 
 
-_ORDERED = frozenset({KindId.NODES_EVICTED, KindId.PROMPT_KEPT, KindId.REQUEST_OFFERED})
+def _preemption_ordered(decision: Decision, commands: list[msgspec.Struct]) -> Iterator[str]:
+    choice = msgspec.msgpack.decode(decision.choice, type=PreemptChoice)
+    ordered = [
+        SwapBegun(stream) if swap else StreamPreempted(stream, False)
+        for stream, swap in choice.victims
+    ]
+    if [one for one in commands if isinstance(one, SwapBegun | StreamPreempted)] != ordered:
+        yield f"the streams that give way are not {choice.victims}, which was decided"
+
+
 _ORDERS: dict[KindId, Callable[[Decision, list[msgspec.Struct]], Iterator[str]]] = {
     KindId.ROUTE: _offer_ordered,
     KindId.ADMIT: _admission_ordered,
     KindId.EVICT: _eviction_ordered,
     KindId.KEEP: _keep_ordered,
+    KindId.PREEMPT: _preemption_ordered,
 }

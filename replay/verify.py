@@ -1,8 +1,8 @@
 """`pagetrail replay verify`: does every recorded decision still come out of what was recorded?
 
-Reads facts only. Spans between keyframes are folded in parallel processes; a span's fold must end
-in the keyframe that the next one starts from, an epoch's chain in the value that the next epoch's
-start fact cites. Owns the verdict; changes nothing.
+Reads facts only. Every process reads the whole log and folds its share of the spans between
+keyframes; a span's fold must end in the keyframe that the next one starts from, an epoch's chain in
+the value that the next epoch's start fact cites. Owns the verdict; changes nothing.
 """
 
 from __future__ import annotations
@@ -11,17 +11,26 @@ import multiprocessing
 import os
 import time
 from collections import Counter
+from collections.abc import Iterator
 from multiprocessing.connection import Connection
+from multiprocessing.context import ForkProcess
 from pathlib import Path
 
 import msgspec
 
 from pagetrail.catalog.errors import BadInputError, PagetrailError
+from pagetrail.catalog.kinds.router import RouterStarted
+from pagetrail.catalog.kinds.worker import WorkerStarted
+from pagetrail.controlplane.log.reader import log_end
 
-from .fold import FINDINGS_MAX, Folder, SpanResult
-from .loading import Job, Loaded
+from .epochs import Epoch
+from .findings import FINDINGS_MAX, UNREADABLE, Finding
+from .reading import LogReading
+from .spans import Span, SpanFolds
 
 PROCESSES_MAX = 64
+PROCESS_FACTS_MIN = 20_000
+"""Facts for which another process pays, when their number is left to verify."""
 
 
 class VerifyResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,43 +51,72 @@ class VerifyResult(msgspec.Struct, frozen=True, kw_only=True):
     decisions_per_s: int
 
 
+class _Answer(msgspec.Struct):
+    """What a process found in its share, or why it could not."""
+
+    spans: list[Span]
+    error: str = ""
+
+
 def verify(directory: Path, *, processes: int | None = None) -> VerifyResult:
-    """Verify the log of a run directory.
+    """Verify the log of a run directory, up to where it ends now.
 
     Raises BadInputError when there is no log, CorruptionError when its bytes are damaged: replay
     begins where the log itself is sound.
     """
     started_s = time.monotonic()
-    loaded = Loaded.read(directory)
-    findings = list(loaded.findings)
-    jobs = loaded.jobs()
-    results = _run(loaded, jobs, _processes(processes, len(jobs)))
+    reading = LogReading(directory, until_seq=log_end(directory))
+    shares = _processes(processes, reading.until_seq)
+    helpers = [_Helper(directory, reading.until_seq, share, shares) for share in range(1, shares)]
+    try:
+        folds = _fold(reading, 0, shares)
+        spans = [*folds.end(), *(span for helper in helpers for span in helper.answer())]
+    finally:
+        for helper in helpers:
+            helper.stop()
+    spans.sort(key=lambda span: (span.client, span.client_epoch, span.number))
+    return _verdict(directory, reading, spans, folds.begun, started_s)
+
+
+def _fold(reading: LogReading, share: int, shares: int) -> SpanFolds:
+    folds = SpanFolds(reading.history, share, shares)
+    for run in reading.runs():
+        epoch = reading.epochs[(run.client, run.client_epoch)]
+        if epoch.decides:
+            folds.feed(epoch, run)
+    return folds
+
+
+def _verdict(
+    directory: Path, reading: LogReading, spans: list[Span], begun: int, started_s: float
+) -> VerifyResult:
+    findings = list(reading.findings)
     rederived, mismatched, missing = Counter[str](), Counter[str](), Counter[str]()
     findings_cut = 0
-    chains: dict[tuple[str, int], bytes] = {}
     unattested: dict[str, int] = {}
-    for job, result in zip(jobs, results, strict=True):
+    last: dict[tuple[str, int], Span] = {}
+    for span in spans:
+        result = span.result
         rederived.update(result.rederived)
         mismatched.update(result.mismatched)
         missing.update(result.missing)
         findings += result.findings
         findings_cut += result.findings_cut
-        journal = loaded.journals[job[0]]
-        chains[(journal.client, journal.client_epoch)] = result.end_chain
+        last[(span.client, span.client_epoch)] = span
         # The start of a client's next epoch attests the end of this one.
-        unattested[journal.client] = result.unattested
-    findings += loaded.epoch_findings(chains)
-    for journal in loaded.journals:
-        if not journal.decides:
-            unattested[journal.client] = len(journal.transactions) + unattested.get(
-                journal.client, 0
-            )
+        unattested[span.client] = result.unattested
+    epochs = [reading.epochs[key] for key in sorted(reading.epochs)]
+    findings += _epoch_findings(epochs, {key: span.result.end_chain for key, span in last.items()})
+    findings += _unknown_workers(reading, spans)
+    for epoch in epochs:
+        if not epoch.decides:
+            unattested[epoch.client] = epoch.count + unattested.get(epoch.client, 0)
     decisions = sum(counter.total() for counter in (rederived, mismatched, missing))
     wall_s = time.monotonic() - started_s
     return VerifyResult(
         log=str(directory),
         ok=not findings,
-        facts=loaded.facts,
+        facts=reading.facts,
         decisions=decisions,
         rederived=_ordered(rederived),
         mismatched=_ordered(mismatched),
@@ -86,52 +124,102 @@ def verify(directory: Path, *, processes: int | None = None) -> VerifyResult:
         findings=[str(finding) for finding in findings[:FINDINGS_MAX]],
         findings_cut=findings_cut + max(0, len(findings) - FINDINGS_MAX),
         unattested={client: count for client, count in sorted(unattested.items()) if count},
-        spans=len(jobs),
+        spans=begun,
         wall_s=round(wall_s, 3),
         decisions_per_s=int(decisions / wall_s) if wall_s else 0,
     )
 
 
-def fold_span(loaded: Loaded, job: Job) -> SpanResult:
-    """Fold one span."""
-    place, first, last = job
-    return Folder(loaded.journals[place], loaded.history).run(first, last)
-
-
-def _processes(asked: int | None, jobs: int) -> int:
-    if asked is not None and not 1 <= asked <= PROCESSES_MAX:
-        raise BadInputError(f"processes must be from 1 to {PROCESSES_MAX}, not {asked}")
-    available = len(os.sched_getaffinity(0)) if asked is None else asked
-    return max(1, min(available, jobs, PROCESSES_MAX))
-
-
-def _run(loaded: Loaded, jobs: list[Job], processes: int) -> list[SpanResult]:
-    if processes == 1:
-        return [fold_span(loaded, job) for job in jobs]
-    context = multiprocessing.get_context("fork")  # children share what was read, uncopied
-    children = []
-    for number in range(processes):
-        ours, theirs = context.Pipe(duplex=False)
-        child = context.Process(target=_child, args=(loaded, jobs[number::processes], theirs))
-        child.start()
-        theirs.close()
-        children.append((child, ours))
-    results: list[SpanResult | None] = [None] * len(jobs)
-    failure: str | None = None
-    for number, (child, ours) in enumerate(children):
+def _epoch_findings(epochs: list[Epoch], chains: dict[tuple[str, int], bytes]) -> Iterator[Finding]:
+    """Epochs whose start cites another end of the epoch before than the log has."""
+    before: dict[str, int] = {}
+    for epoch in epochs:
+        if not epoch.decides:
+            continue
         try:
-            answered = msgspec.msgpack.decode(ours.recv_bytes(), type=list[SpanResult])
-            results[number::processes] = answered
+            start = epoch.start
+        except UNREADABLE:
+            continue  # the fold reports it
+        previous = before.get(epoch.client, 0)
+        before[epoch.client] = epoch.client_epoch
+        chain = chains.get((epoch.client, previous), b"")
+        if not isinstance(start, WorkerStarted | RouterStarted):
+            continue
+        if (start.previous_epoch, start.previous_chain) != (previous, chain):
+            yield Finding(
+                epoch.client,
+                epoch.client_epoch,
+                0,
+                "start",
+                f"cites epoch {start.previous_epoch} as the one before; the log has epoch "
+                f"{previous}"
+                + (" with another history" if start.previous_epoch == previous else ""),
+            )
+
+
+def _unknown_workers(reading: LogReading, spans: list[Span]) -> Iterator[Finding]:
+    """Worker epochs that a router observed and of which the log holds nothing."""
+    told: set[tuple[str, int, str, int]] = set()
+    for span in spans:
+        for client_seq, worker, epoch in span.result.observed:
+            name = (span.client, span.client_epoch, worker, epoch)
+            if (worker, epoch) not in reading.epochs and name not in told:
+                told.add(name)
+                what = f"observed {worker} epoch {epoch}, of which no fact is"
+                yield Finding(span.client, span.client_epoch, client_seq, "journal", what)
+
+
+# ---------------------------------------------------------------- processes
+
+
+def _processes(asked: int | None, facts: int) -> int:
+    if asked is not None:
+        if not 1 <= asked <= PROCESSES_MAX:
+            raise BadInputError(f"processes must be from 1 to {PROCESSES_MAX}, not {asked}")
+        return asked
+    available = len(os.sched_getaffinity(0))
+    return max(1, min(available, facts // PROCESS_FACTS_MIN, PROCESSES_MAX))
+
+
+class _Helper:
+    """A process that folds a share of the log's spans."""
+
+    def __init__(self, directory: Path, until_seq: int, share: int, shares: int) -> None:
+        context = multiprocessing.get_context("fork")
+        self._ours, theirs = context.Pipe(duplex=False)
+        self._process: ForkProcess = context.Process(
+            target=_help, args=(directory, until_seq, share, shares, theirs)
+        )
+        self._process.start()
+        theirs.close()
+
+    def answer(self) -> list[Span]:
+        """Its spans. Raises PagetrailError when it failed."""
+        try:
+            answer = msgspec.msgpack.decode(self._ours.recv_bytes(), type=_Answer)
         except EOFError:
-            failure = f"a replay process ended with code {child.exitcode} before it answered"
-        child.join()
-    if failure is not None or any(result is None for result in results):
-        raise PagetrailError(failure or "a replay process answered too little")
-    return [result for result in results if result is not None]
+            self._process.join()
+            raise PagetrailError(
+                f"a replay process ended with code {self._process.exitcode} before it answered"
+            ) from None
+        if answer.error:
+            raise PagetrailError(answer.error)
+        return answer.spans
+
+    def stop(self) -> None:
+        """End it, whether it has answered or not."""
+        self._process.terminate()
+        self._process.join()
+        self._ours.close()
 
 
-def _child(loaded: Loaded, jobs: list[Job], out: Connection) -> None:
-    out.send_bytes(msgspec.msgpack.encode([fold_span(loaded, job) for job in jobs]))
+def _help(directory: Path, until_seq: int, share: int, shares: int, out: Connection) -> None:
+    try:
+        reading = LogReading(directory, until_seq=until_seq)
+        answer = _Answer(_fold(reading, share, shares).end())
+    except PagetrailError as error:
+        answer = _Answer([], str(error))
+    out.send_bytes(msgspec.msgpack.encode(answer))
     out.close()
 
 

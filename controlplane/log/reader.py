@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from pagetrail.catalog.envelope import Run
 from pagetrail.catalog.errors import BadInputError, CorruptionError
 from pagetrail.controlplane.log.frames import (
     FLAG_REGISTERS,
@@ -19,7 +20,13 @@ from pagetrail.controlplane.log.frames import (
     LogPosition,
 )
 from pagetrail.controlplane.log.segments import Ending, SegmentScan, log_directory
-from pagetrail.controlplane.log.stretches import Stretch, list_stretches, stretch_frames
+from pagetrail.controlplane.log.stretches import (
+    Stretch,
+    Stretches,
+    list_stretches,
+    stretch_chain,
+    stretch_frames,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +51,7 @@ def read_log(directory: str | Path, from_seq: int = 0) -> Iterator[Frame]:
     Ends after the last whole frame. ``BadInputError`` when there is no log or ``from_seq`` lies
     before its first kept frame; ``CorruptionError`` as soon as damage is met.
     """
-    log = log_directory(Path(directory))
-    if not log.is_dir():
-        raise BadInputError(f"{directory} holds no log; expected the directory {log}")
-    stretches = list_stretches(log)
+    stretches = existing_stretches(directory)
     if from_seq < stretches.start.next_seq:
         raise BadInputError(
             f"the log in {directory} starts at seq {stretches.start.next_seq}, {from_seq} was "
@@ -62,73 +66,128 @@ def read_log(directory: str | Path, from_seq: int = 0) -> Iterator[Frame]:
                 yield frame
 
 
-def verify_log(directory: str | Path) -> VerifyReport:
-    """Walk the whole log, check every byte, and name the first bad place."""
+def log_end(directory: str | Path) -> int:
+    """The ``seq`` after the last whole frame of a run directory's log, as it is now.
+
+    Reads the last stretch only. ``BadInputError`` when there is no log.
+    """
+    end = 0
+    for stretch in existing_stretches(directory).items[-1:]:
+        end = stretch.first_seq
+        for frame in stretch_frames(stretch, None):
+            end = frame.next_seq
+    return end
+
+
+def chain_at(directory: str | Path, position: int) -> bytes | None:
+    """The chain value of a run's log where ``position`` is the next seq.
+
+    None when no frame ends there, or what lies there is no longer kept. Reads no more than the
+    segment that holds the position, and of a sealed one only the table of frames.
+    """
+    stretches = existing_stretches(directory)
+    for index, stretch in enumerate(stretches.items):
+        until = stretches.until(index)
+        if stretch.first_seq == position:
+            return stretch.start.chain
+        if position < stretch.first_seq:
+            return None
+        if until is None or position < until.next_seq:
+            return stretch_chain(stretch, until, position)
+    return stretches.start.chain if position == stretches.start.next_seq else None
+
+
+def existing_stretches(directory: str | Path) -> Stretches:
+    """The stretches of a run's log. ``BadInputError`` when there is none."""
     log = log_directory(Path(directory))
     if not log.is_dir():
         raise BadInputError(f"{directory} holds no log; expected the directory {log}")
-    walk = _Walk()
+    return list_stretches(log)
+
+
+def verify_log(directory: str | Path) -> VerifyReport:
+    """Walk the whole log, check every byte, and name the first bad place."""
+    walk = LogWalk(directory)
     problem = None
     try:
-        stretches = list_stretches(log)
-        walk.position = stretches.start
-        for index, stretch in enumerate(stretches.items):
-            walk.stretch(stretch, stretches.until(index))
+        for _ in walk.frames():
+            pass
     except CorruptionError as error:
         problem = str(error)
-    return VerifyReport(
-        walk.position,
-        walk.frames,
-        walk.transactions,
-        walk.facts,
-        walk.segments,
-        walk.torn_bytes,
-        walk.fenced_bytes,
-        problem,
-    )
+    return walk.report(problem)
 
 
-class _Walk:
-    """Counts and cross-frame checks of ``verify_log``."""
+class LogWalk:
+    """One walk over a whole log that checks every byte on its way."""
 
-    def __init__(self) -> None:
-        self.position = LOG_START
-        self.frames = self.transactions = self.facts = self.segments = 0
-        self.torn_bytes = self.fenced_bytes = 0
+    def __init__(self, directory: str | Path) -> None:
+        """Raises BadInputError when the directory holds no log."""
+        self._log = log_directory(Path(directory))
+        if not self._log.is_dir():
+            raise BadInputError(f"{directory} holds no log; expected the directory {self._log}")
+        self._position = LOG_START
+        self._frames = self._transactions = self._facts = self._segments = 0
+        self._torn_bytes = self._fenced_bytes = 0
         self._writer_epoch = 0
         self._next_client_seq: dict[tuple[str, int], int] = {}
         self._client_epoch: dict[str, int] = {}
 
-    def stretch(self, stretch: Stretch, until: LogPosition | None) -> None:
-        if stretch.start != self.position:
+    def frames(self) -> Iterator[tuple[Frame, tuple[Run, ...]]]:
+        """Every frame with its runs, each checked. ``CorruptionError`` names the first bad place.
+
+        To be called once.
+        """
+        stretches = list_stretches(self._log)
+        self._position = stretches.start
+        for index, stretch in enumerate(stretches.items):
+            yield from self._stretch(stretch, stretches.until(index))
+
+    def report(self, problem: str | None) -> VerifyReport:
+        """What was counted so far."""
+        return VerifyReport(
+            self._position,
+            self._frames,
+            self._transactions,
+            self._facts,
+            self._segments,
+            self._torn_bytes,
+            self._fenced_bytes,
+            problem,
+        )
+
+    def _stretch(
+        self, stretch: Stretch, until: LogPosition | None
+    ) -> Iterator[tuple[Frame, tuple[Run, ...]]]:
+        if stretch.start != self._position:
             raise CorruptionError(
                 f"{stretch.path.name}: starts at seq {stretch.first_seq}, the segment before "
-                f"it ends at seq {self.position.next_seq} or with another chain value"
+                f"it ends at seq {self._position.next_seq} or with another chain value"
             )
-        self.segments += 1
+        self._segments += 1
         if stretch.sealed:
             for frame in stretch_frames(stretch, until):
-                self._place(frame, f"{stretch.path.name} seq {frame.first_seq}")
+                yield frame, self._place(frame, f"{stretch.path.name} seq {frame.first_seq}")
             return
         name = stretch.path.name
         data = stretch.path.read_bytes()
         scan = SegmentScan(data, name, stretch.start, until)
         for frame in scan:
-            self._place(frame, f"{name} offset {scan.offset_bytes - len(frame.raw)}")
+            place = f"{name} offset {scan.offset_bytes - len(frame.raw)}"
+            yield frame, self._place(frame, place)
         if scan.end is not None:
             left = len(data) - scan.end.offset_bytes
             if scan.end.ending is Ending.TORN:
-                self.torn_bytes += left
+                self._torn_bytes += left
             elif scan.end.ending is Ending.LEFT:
-                self.fenced_bytes += left
+                self._fenced_bytes += left
 
-    def _place(self, frame: Frame, place: str) -> None:
+    def _place(self, frame: Frame, place: str) -> tuple[Run, ...]:
         try:
-            self._frame(frame)
+            return self._frame(frame)
         except CorruptionError as error:
             raise CorruptionError(f"{place}: {error}") from error
 
-    def _frame(self, frame: Frame) -> None:
+    def _frame(self, frame: Frame) -> tuple[Run, ...]:
         header = frame.header
         if header.writer_epoch < self._writer_epoch:
             raise CorruptionError(
@@ -137,7 +196,8 @@ class _Walk:
             )
         self._writer_epoch = header.writer_epoch
         registers = False
-        for run in frame.runs():
+        runs = frame.runs()
+        for run in runs:
             self._epoch(run.client, run.client_epoch)
             key = (run.client, run.client_epoch)
             expected = self._next_client_seq.get(key)
@@ -155,10 +215,11 @@ class _Walk:
             raise CorruptionError(
                 f"frame at seq {header.first_seq}: its register flag disagrees with its body"
             )
-        self.position = LogPosition(frame.next_seq, frame.chain, header.last_t_us)
-        self.frames += 1
-        self.transactions += header.transaction_count
-        self.facts += header.fact_count
+        self._position = LogPosition(frame.next_seq, frame.chain, header.last_t_us)
+        self._frames += 1
+        self._transactions += header.transaction_count
+        self._facts += header.fact_count
+        return runs
 
     def _epoch(self, client: str, client_epoch: int) -> None:
         newest = self._client_epoch.get(client, client_epoch)

@@ -110,6 +110,21 @@ def stretch_frames(stretch: Stretch, until: LogPosition | None) -> Iterator[Fram
         )
 
 
+def stretch_chain(stretch: Stretch, until: LogPosition | None, position: int) -> bytes | None:
+    """The chain value inside a stretch where ``position`` is the next seq, None if there is none.
+
+    Of a sealed stretch only the table of frames is read.
+    """
+    if stretch.sealed:
+        from pagetrail.controlplane.log.sealed import sealed_chain
+
+        return sealed_chain(stretch.path, read_manifest(stretch.path), position)
+    for frame in stretch_frames(stretch, until):
+        if frame.next_seq >= position:
+            return frame.chain if frame.next_seq == position else None
+    return None
+
+
 def frames_of_sealed(path: Path) -> Iterator[Frame]:
     """The frames of a sealed segment; this is where Parquet is loaded."""
     from pagetrail.controlplane.log.sealed import sealed_frames

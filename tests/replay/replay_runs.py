@@ -14,7 +14,7 @@ from pagetrail.catalog.facts import KindId, decode_body
 from pagetrail.catalog.kinds.worker import PagesAdopted, RequestQueued
 from pagetrail.controlplane.log.reader import read_log
 from pagetrail.controlplane.policy.types import Evaluation
-from pagetrail.replay.fold import Derivation, Folder
+from pagetrail.replay.fold import Derivation
 from pagetrail.replay.loading import Loaded
 from pagetrail.replay.trace import TraceRequest, generate_trace
 from pagetrail.simtrace import TraceReport, TraceSettings, run_trace
@@ -98,10 +98,7 @@ def derived(directory: Path, kind: KindId) -> list[Derived]:
         if seen.kind is kind:
             evaluation = seen.force.evaluator.evaluate(seen.force.weights, seen.inputs)
             seq = seen.transaction.client_seq
-            found.append(Derived(seen.journal.client, seq, seen.inputs, evaluation))
+            found.append(Derived(seen.epoch.client, seq, seen.inputs, evaluation))
 
-    for journal in loaded.journals:
-        if journal.decides:
-            for first, last in journal.spans():
-                Folder(journal, loaded.history, observe).run(first, last)
+    loaded.derive_all(observe)
     return found

@@ -8,7 +8,7 @@ import random
 import msgspec
 import pytest
 
-from pagetrail.catalog.envelope import Fact, Op
+from pagetrail.catalog.envelope import Fact, Op, WireFact
 from pagetrail.catalog.facts import KindId, encode_body
 from pagetrail.catalog.identity import ROOT, node_id, part_id
 from pagetrail.catalog.index import LiveIndex
@@ -54,7 +54,8 @@ def _random_facts(seed: int, count: int) -> tuple[list[Fact], list[bytes]]:
 def test_history_equals_the_live_index_at_every_position(seed: int) -> None:
     facts, prefixes = _random_facts(seed, 150)
     history = CatalogHistory()
-    history.add(facts)
+    for fact in facts:
+        history.add(fact.seq, WireFact(fact.op, fact.kind, fact.schema_v, fact.body))
     index = LiveIndex()
     for position in range(len(facts) + 1):
         then = history.at(position)
