@@ -62,6 +62,7 @@ class KindId(IntEnum):
     RAM_KEEP_BEGUN = 88
     RAM_KEEP_ENDED = 89
     SWAP_RELEASED = 90
+    SWAP_BEGUN = 91
 
     ROUTER_STARTED = 96
     WORKER_OBSERVED = 97
@@ -157,6 +158,7 @@ def _table() -> dict[int, Kind]:
         (KindId.RAM_KEEP_BEGUN, worker.RamKeepBegun, Role.COMMAND, ("lease",)),
         (KindId.RAM_KEEP_ENDED, worker.RamKeepEnded, Role.COMMAND, ("lease",)),
         (KindId.SWAP_RELEASED, worker.SwapReleased, Role.COMMAND, ("stream",)),
+        (KindId.SWAP_BEGUN, worker.SwapBegun, Role.COMMAND, ("stream",)),
         (KindId.ROUTER_STARTED, router.RouterStarted, Role.JOURNAL, ("router", "router_epoch")),
         (KindId.WORKER_OBSERVED, router.WorkerObserved, Role.COMMAND, ("worker",)),
         (KindId.WORKER_EXPIRED, router.WorkerExpired, Role.COMMAND, ("worker",)),

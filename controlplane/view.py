@@ -26,6 +26,7 @@ from pagetrail.catalog.kinds.worker import (
     RouteForked,
     StreamFinished,
     StreamPreempted,
+    SwapBegun,
     SwapReleased,
     WorkerStarted,
 )
@@ -93,6 +94,7 @@ class ViewState(msgspec.Struct, array_like=True):
     waiting: list[Waiting]
     running: list[RequestQueued]
     preempted: list[tuple[int, Preempted]] = []
+    parking: list[int] = []
 
 
 class WorkerView:
@@ -113,7 +115,8 @@ class WorkerView:
         self.calibration = calibration.configured(start.costs)
         self.waiting = WaitingQueue()
         self.running: dict[int, RequestQueued] = {}
-        self.preempted: dict[int, Preempted] = {}  # until they stand where they stood again
+        self.preempted: dict[int, Preempted] = {}  # how far each was that has given way
+        self.parking: set[int] = set()  # running streams whose rows go to host memory
 
     # ---- fold
 
@@ -151,12 +154,20 @@ class WorkerView:
         before = self.preempted.get(stream)
         if before is not None and before.swap_rows:
             raise InvariantError(f"rows of stream {stream} are swapped out still")
+        if preempted.swapped and stream not in self.parking:
+            raise InvariantError(f"rows of stream {stream} were not on their way to host memory")
         rows = self.owner.rows(stream)
         self.owner.apply(preempted)
+        self.parking.discard(stream)
         # One that has not come back to where it stood goes on from there all the same.
         standing = rows if before is None else max(rows, before.rows)
         self.preempted[stream] = Preempted(standing, rows if preempted.swapped else 0)
         self._back(stream)
+
+    def _swap_begun(self, begun: SwapBegun) -> None:
+        if begun.stream not in self.running or begun.stream in self.parking:
+            raise InvariantError(f"stream {begun.stream} does not run; nothing to swap out")
+        self.parking.add(begun.stream)
 
     def _released(self, released: SwapReleased) -> None:
         standing = self.preempted.get(released.stream)
@@ -185,6 +196,7 @@ class WorkerView:
         self.owner.apply(finished)
         del self.running[finished.stream]
         self.preempted.pop(finished.stream, None)
+        self.parking.discard(finished.stream)
 
     def _measured(self, measured: Measured) -> None:
         self.calibration = calibration.observe(self.calibration, measured.metric, measured.value)
@@ -513,6 +525,7 @@ class WorkerView:
                 list(self.waiting.by_stream()),
                 [self.running[stream] for stream in sorted(self.running)],
                 sorted(self.preempted.items()),
+                sorted(self.parking),
             )
         )
 
@@ -527,6 +540,7 @@ class WorkerView:
             view.waiting.put(waiting)
         view.running = {queued.stream: queued for queued in read.running}
         view.preempted = dict(read.preempted)
+        view.parking = set(read.parking)
         return view
 
 
@@ -546,6 +560,7 @@ _APPLY: dict[type[msgspec.Struct], Callable[[WorkerView, Any], None]] = {
     RouteForked: WorkerView._forked,
     StreamFinished: WorkerView._finished,
     StreamPreempted: WorkerView._preempted,
+    SwapBegun: WorkerView._swap_begun,
     SwapReleased: WorkerView._released,
     Measured: WorkerView._measured,
 }

@@ -46,6 +46,13 @@ DEFAULT_EVALUATORS = (
     "checkpoint/expected-value@1",
     "keep/within-limits@1",
 )
+# For workers whose streams may outgrow their promise, with shares, or with host memory.
+SHARING_EVALUATORS = (
+    "admission/reserve@2",
+    "keep/within-limits@2",
+    "preempt/min-cost@2",
+    "resume/min-completion@1",
+)
 
 
 class TraceSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,6 +65,10 @@ class TraceSettings(msgspec.Struct, frozen=True, kw_only=True):
     count: str = "serving"
     tiers: str = "ssd,object"
     reserve_output: bool = False
+    grows: bool = False  # outputs are computed too, page by page, beyond what was reserved
+    swap_bytes: int = 0
+    ram_bytes: int = 0
+    quotas: tuple[tuple[str, int], ...] = ()  # (tenant, pages); requests are theirs in turn
     serial: bool = False
     logical_writer: bool = False
     record: RecordMode = REFERENCE
@@ -133,6 +144,8 @@ def _bound(settings: TraceSettings) -> tuple[Bound, ...]:
     chosen = {evaluator(name).kind: name for name in DEFAULT_EVALUATORS}
     if settings.tiers == "none":
         chosen[KindId.EVICT] = "residency/leaf-lru@1"
+    if settings.grows or settings.quotas or settings.ram_bytes:
+        chosen |= {evaluator(name).kind: name for name in SHARING_EVALUATORS}
     for name in settings.evaluators:
         chosen[evaluator(name).kind] = name
     return tuple(bind(chosen[kind]) for kind in sorted(chosen))
@@ -181,6 +194,10 @@ def _worker(
         evaluators=bound,
         previous_epoch=previous_epoch,
         previous_chain=previous_chain,
+        quotas=settings.quotas,
+        swap_bytes_max=settings.swap_bytes,
+        ram_bytes_max=settings.ram_bytes,
+        grows=settings.grows,
     )
     decider = Decider(
         Journal(name, epoch), WorkerView(start), bound, settings.record, settings.keyframe_every
@@ -222,12 +239,13 @@ def _router(
 
 def _arrivals(requests: Iterator[TraceRequest], settings: TraceSettings) -> Iterator[Arrival]:
     prompts = TracePrompts(settings.count)
+    tenants = ("", *(tenant for tenant, _ in settings.quotas))
     for number, request in enumerate(requests, 1):
         yield Arrival(
             request.timestamp * 1000,
             Incoming(
                 request=f"trace-{number}",
-                tenant="",
+                tenant=tenants[number % len(tenants)],
                 priority=0,
                 deadline_us=0,
                 prompt=prompts.prompt(request),

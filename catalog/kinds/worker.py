@@ -231,7 +231,13 @@ class StreamPreempted(msgspec.Struct, frozen=True, array_like=True):
     """A running stream gives all its pages back and waits; it will go on where it stood."""
 
     stream: Stream
-    swapped: Annotated[bool, Meta(description="its rows went to RAM; else they are recomputed")]
+    swapped: Annotated[bool, Meta(description="its rows lie in RAM; else they are recomputed")]
+
+
+class SwapBegun(msgspec.Struct, frozen=True, array_like=True):
+    """A running stream gives way: its rows are on their way to host memory, then it is preempted."""
+
+    stream: Stream
 
 
 class SwapReleased(msgspec.Struct, frozen=True, array_like=True):

@@ -211,10 +211,11 @@ class ModelFreeWorker:
     def admit(self, now_us: int) -> list[Later]:
         """Start what can be started now."""
         later: list[Later] = []
+        for stream in list(self._slices.stalled):
+            if stream in self._slices.stalled:  # none before it has preempted it
+                self._slice(stream, now_us, later)
         for effect in self.machine.admit_waiting(now_us):
             self._perform(effect, now_us, later)
-        for stream in list(self._slices.stalled):
-            self._slice(stream, now_us, later)
         return later
 
     def refuse_starved(self, now_us: int) -> list[Later]:

@@ -2,15 +2,17 @@
 
 Part of the worker machine (worker.py); pure steps over its state. A stream that gives way keeps
 its place, its tokens and its sampler; its rows go to host memory or are computed again. When
-nobody else may, the stream that asks gives way itself. So of the streams that ask in one step at
-least the last goes on, and every growth ends in a new token: nothing is preempted for ever.
+nobody else may, the stream that asks gives way itself. While a stream waits to grow nobody is
+admitted, so that what was given up for it is not taken by another. So of the streams that ask in
+one step at least the last goes on, and every growth ends in a new token: nothing is preempted for
+ever.
 """
 
 from __future__ import annotations
 
 from pagetrail.catalog.facts import KindId
 from pagetrail.catalog.kinds.decision import Outcome
-from pagetrail.catalog.kinds.worker import PagesPromised, StreamPreempted
+from pagetrail.catalog.kinds.worker import PagesPromised, StreamPreempted, SwapBegun
 
 from ..policy.inputs import PreemptChoice
 from ..preempting import PreemptRecorded
@@ -28,6 +30,8 @@ def grow(state: WorkerState, live: Live, rows: int, now_us: int) -> list[WorkerE
     state.flush_advanced()
     owner, stream = state.view.owner, live.stream
     need = owner.shortfall(stream, rows)
+    if not any(need):
+        state.wanting.discard(stream)
     if not any(need) or live.stuck_at == state.reliefs:
         return []
     promise = PagesPromised(stream, need)
@@ -35,14 +39,15 @@ def grow(state: WorkerState, live: Live, rows: int, now_us: int) -> list[WorkerE
     reclaim = tuple(map(min, lacking, state.view.reclaimable_for(stream)))
     if any(reclaim) and evict(state, stream, reclaim, live.admitted):
         lacking = _lacking(state, need)
-    if not any(lacking):
-        state.decider.write([promise])
-        return []
-    effects = _preempt(state, live, lacking, now_us)
-    if live.state is StreamState.RUNNING and not any(_lacking(state, need)):
-        state.decider.write([promise])
-    elif live.state is StreamState.RUNNING:
+    effects = _preempt(state, live, lacking, now_us) if any(lacking) else []
+    if live.state is not StreamState.RUNNING:
+        return effects  # it gives way itself
+    if any(_lacking(state, need)):
         live.stuck_at = state.reliefs
+        state.wanting.add(stream)
+    else:
+        state.decider.write([promise])
+        state.wanting.discard(stream)
     return effects
 
 
@@ -84,8 +89,11 @@ def _preempt(
     choice: PreemptChoice = evaluation.choice
     if not choice.victims:
         return []
-    dropped = [StreamPreempted(stream, False) for stream, swap in choice.victims if not swap]
-    cause = state.decider.write([decided, *dropped])
+    given = [
+        SwapBegun(stream) if swap else StreamPreempted(stream, False)
+        for stream, swap in choice.victims
+    ]
+    cause = state.decider.write([decided, *given])
     effects: list[WorkerEffect] = []
     for stream, swap in choice.victims:
         victim = state.live[stream]
@@ -104,5 +112,6 @@ def _park(state: WorkerState, live: Live, now_us: int) -> Parked:
     live.waits_since_us = now_us
     live.preempting = None
     live.stuck_at = -1
+    state.wanting.discard(live.stream)
     state.reliefs += 1
     return Parked(live.stream)

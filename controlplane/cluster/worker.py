@@ -278,8 +278,13 @@ class WorkerMachine:
     # ---- admission and growth
 
     def admit_waiting(self, now_us: int) -> list[WorkerEffect]:
-        """Decide over the queue, in order, until nothing more can be admitted."""
+        """Decide over the queue, in order, until nothing more can be admitted.
+
+        Nobody is while a stream waits to grow.
+        """
         effects: list[WorkerEffect] = []
+        if self._state.wanting:
+            return effects
         for stream in self.view.admission_order(ADMIT_SCAN_MAX):
             live = self._state.live[stream]
             effects += admitting.admit(self._state, live, now_us)
@@ -331,6 +336,7 @@ class WorkerMachine:
     def _stop(self, live: Live, reason: FinishReason) -> Stop:
         live.state = StreamState.STOPPING
         live.finish = reason
+        self._state.wanting.discard(live.stream)
         return Stop(live.stream)
 
     # ---- events from the device and the tiers

@@ -92,6 +92,7 @@ class WorkerState:
     next_lease: int = 1
     evicted_columns: int = 0
     reliefs: int = 0  # events since which a growth that failed may succeed
+    wanting: set[int] = field(default_factory=set)  # running streams that wait to grow
 
     @property
     def view(self) -> WorkerView:
@@ -116,6 +117,7 @@ class WorkerState:
     def forget(self, live: Live, reason: FinishReason) -> list[Ended]:
         """A stream is gone; the attempt ends with its last one."""
         self.reliefs += 1
+        self.wanting.discard(live.stream)
         del self.live[live.stream]
         key = (live.number, live.attempt)
         streams = self.streams[key]
