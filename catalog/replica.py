@@ -24,6 +24,7 @@ from .datalog.evaluate import Limits, answer, run
 from .datalog.model import Type, Value
 from .envelope import Fact
 from .errors import BadInputError
+from .fact_columns import Columns, check_gapless, columns_of
 from .replica_apply import insert
 from .replica_batch import batch_of
 from .replica_ledger import check_ledger, enter_rows, open_ledger
@@ -90,9 +91,26 @@ class Replica:
             raise BadInputError(
                 f"{len(facts)} facts in one apply, at most {APPLY_FACTS_MAX}; apply fewer frames"
             )
+        self._apply(columns_of(facts, self.position), chain)
+
+    def apply_columns(self, columns: Columns, chain: bytes) -> None:
+        """As ``apply``, for whole frames that came as columns: set at a time, without a bound.
+
+        Raises BadInputError when they do not continue at ``position``, CorruptionError when a
+        ``seq`` of their range is missing or there twice; the replica is then as before.
+        """
+        if columns.first_seq != self.position:
+            raise BadInputError(
+                f"columns from fact {columns.first_seq} do not continue at {self.position}; apply "
+                "what lies between first"
+            )
+        check_gapless(columns)
+        self._apply(columns, chain)
+
+    def _apply(self, columns: Columns, chain: bytes) -> None:
         if len(chain) != len(CHAIN_START):
             raise BadInputError(f"a chain value has 32 bytes, not {len(chain)}")
-        batch = batch_of(facts, self.position)
+        batch = batch_of(columns)
         connection = self._connection
         connection.begin()
         try:

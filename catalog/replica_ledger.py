@@ -1,7 +1,7 @@
 """The replica's own account of its rows, so that rows lost quietly are noticed when it is opened.
 
-For each table: how many rows there are and the exclusive-or of their hashes; for state tables also
-how many have ended and the exclusive-or over (from, to) of those. Written in the transaction that
+For each table: how many rows there are and the exclusive-or of their hashes; for tables whose rows
+end also how many have and the exclusive-or over (from, to) of those. Written in the transaction that
 writes the rows. DuckDB's hash may change between versions; a replica written by another version is
 rebuilt anyway.
 """
@@ -62,7 +62,7 @@ def _tally(table: StoredTable, first_seq: int) -> str:
     if table.closes:
         closed = (
             "SELECT count(*) AS closed, "
-            "coalesce(bit_xor(hash(from_seq, to_seq)), 0::UBIGINT) AS closing "
+            f"coalesce(bit_xor(hash({table.since}, to_seq)), 0::UBIGINT) AS closing "
             f"FROM {table.name} WHERE to_seq >= {first_seq} AND to_seq < {OPEN_SEQ}"
         )
     return f"SELECT '{table.name}' AS name, * FROM ({rows}), ({closed})"

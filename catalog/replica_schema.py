@@ -1,8 +1,8 @@
 """The tables of a replica and the predicates over them, derived from the table of kinds.
 
-Each kind has an event table with one row for each of its facts; all kinds of decision share one.
-A catalog kind also has a state table whose rows say from which fact to which fact they held.
-Names: event table ``events_<kind>``, state table ``state_<kind>``, predicate views below.
+Each kind has an event table ``events_<kind>`` with one row for each of its facts; all kinds of
+decision share one. A row of a catalog kind also says until which fact it was the last about its
+entity (``to_seq``), so that what held when is a selection of events, not a table of its own.
 
 A catalog entity has an integer id ``e``, the seq of the fact that first named it, be it by its own
 kind or by another's reference (a part names its node); ``entities_<kind>`` holds the ids, which
@@ -30,10 +30,11 @@ import msgspec
 
 from .datalog.model import OPEN_SEQ, Column, Relation, Schema, Type
 from .datalog.sql import identifier, literal
+from .envelope import Op
 from .facts import KINDS, Kind, KindId, Role
 from .kinds.decision import Decision
 
-FORMAT = 1
+FORMAT = 2
 """Raised when the meaning of a table changes; a replica of another format is rebuilt."""
 
 REFERABLE = ("node", "part")
@@ -83,7 +84,6 @@ class CatalogTables:
     """What a catalog kind has besides events. ``references`` are the kinds, other than itself,
     whose entity it names by a field ``<kind>_id``."""
 
-    state: str
     entities: str
     references: tuple[str, ...]
 
@@ -110,7 +110,8 @@ class KindTables:
 
 @dataclass(frozen=True, slots=True)
 class StoredTable:
-    """A table whose rows are counted. ``since`` orders rows by the fact that made them."""
+    """A table whose rows are counted. ``since`` orders rows by the fact that made them; a table
+    that ``closes`` has a column ``to_seq`` besides, which a later fact sets."""
 
     name: str
     columns: tuple[Column, ...]
@@ -135,7 +136,7 @@ def _kind_tables(kind: Kind) -> KindTables:
     if kind.role is Role.CATALOG:
         names = {field.column.name for field in fields}
         references = tuple(n for n in REFERABLE if n != kind.name and f"{n}_id" in names)
-        catalog = CatalogTables(f"state_{kind.name}", f"entities_{kind.name}", references)
+        catalog = CatalogTables(f"entities_{kind.name}", references)
     return KindTables(kind, fields, f"events_{kind.name}", catalog)
 
 
@@ -174,12 +175,11 @@ def _stored_tables() -> tuple[StoredTable, ...]:
         "causes": StoredTable("causes", CAUSE, "tx", False),
     }
     for kind in KIND_TABLES.values():
-        tables[kind.events] = StoredTable(kind.events, event_columns(kind), "seq", False)
+        closes = kind.catalog is not None
+        tables[kind.events] = StoredTable(kind.events, event_columns(kind), "seq", closes)
         if kind.catalog is not None:
             name = kind.catalog.entities
             tables[name] = StoredTable(name, entity_columns(kind), "e", False)
-            name, columns = kind.catalog.state, (*state_columns(kind), Column("from_seq", Type.INT))
-            tables[name] = StoredTable(name, columns, "from_seq", True)
     return tuple(tables.values())
 
 
@@ -223,8 +223,10 @@ def _views() -> list[tuple[str, str, str]]:
     for tables in KIND_TABLES.values():
         name = tables.kind.name
         if tables.catalog is not None:
-            views.append((name, "*", tables.catalog.state))
-            views.append((f"{name}_event", f"*, seq AS from_seq, {always}", tables.events))
+            held = f"* EXCLUDE (seq, op, to_seq), seq AS from_seq, to_seq"
+            views.append((name, held, f"{tables.events} WHERE op = {int(Op.ASSERT)}"))
+            said = f"* EXCLUDE (to_seq), seq AS from_seq, {always}"
+            views.append((f"{name}_event", said, tables.events))
         elif tables.kind.struct is Decision:
             rows = f"events_decision WHERE kind = {literal(name)}"
             views.append((name, f"* EXCLUDE (kind), seq AS from_seq, {always}", rows))

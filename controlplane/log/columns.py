@@ -1,9 +1,9 @@
 """Facts of one kind as a Parquet table, and back to the same bytes.
 
 Every row carries the envelope, so a table can be read on its own by any tool; the body's fields
-become typed columns under the names of the kind's struct. A body that its columns would not give
-back byte for byte (of another schema version, or of a kind this build does not know) is kept whole
-in the column ``body`` instead. How columns become bodies again stands in the manifest, so reading
+become typed columns under the names of the kind's struct. A body that has not its kind's form, or
+that its columns would not give back byte for byte, or of a kind this build does not know, is kept
+whole in the column ``body`` instead. How columns become bodies again stands in the manifest, so reading
 them back needs no table of kinds.
 """
 
@@ -20,8 +20,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pagetrail.catalog.envelope import Cause, CompareAndSet, Fact
-from pagetrail.catalog.errors import CorruptionError
-from pagetrail.catalog.facts import KINDS
+from pagetrail.catalog.errors import CorruptionError, PagetrailError
+from pagetrail.catalog.facts import KINDS, decode_body, encode_body
 from pagetrail.controlplane.log.manifests import BodyColumn, Form
 
 _INT64_MIN, _INT64_MAX = -(2**63), 2**63 - 1
@@ -99,7 +99,11 @@ def kind_table(
 ) -> pa.Table:
     """Facts of one kind as a table; ``registers`` are those of each fact's transaction."""
     bodies = [bytes(fact.body) for fact in facts]
-    values, whole = _body_values(bodies, columns)
+    rows_of_fields = [
+        _fields_of(body, len(columns)) if _reads_back(fact, body) else None
+        for fact, body in zip(facts, bodies, strict=True)
+    ]
+    values, whole = _body_values(bodies, rows_of_fields, columns)
     rows = zip(
         *(
             (
@@ -147,10 +151,10 @@ def write_parquet(table: pa.Table, path: Path) -> None:
     )
 
 
-def read_facts(path: Path, columns: Sequence[BodyColumn]) -> Iterator[StoredFact]:
-    """The rows of a kind's table. ``CorruptionError`` when it is not one."""
+def read_facts(path: Path, data: bytes, columns: Sequence[BodyColumn]) -> Iterator[StoredFact]:
+    """The rows of a kind's table, whose bytes are ``data``. ``CorruptionError`` if it is none."""
     try:
-        table = pq.read_table(path)
+        table = pq.read_table(pa.BufferReader(data))
         envelope = [table.column(name).to_pylist() for name in _ENVELOPE.names]
         cells = [table.column(c.column).to_pylist() for c in columns]
     except (pa.ArrowException, OSError, KeyError) as error:
@@ -192,10 +196,12 @@ def _form_of(kind: msgspec.inspect.Type) -> Form:
 
 
 def _body_values(
-    bodies: Sequence[bytes], columns: Sequence[BodyColumn]
+    bodies: Sequence[bytes], rows: list[list[Any] | None], columns: Sequence[BodyColumn]
 ) -> tuple[list[list[Any]], list[bytes | None]]:
-    """(values of each column, bodies kept whole): a body is in its columns or whole, never both."""
-    rows = [_fields_of(body, len(columns)) for body in bodies]
+    """(values of each column, bodies kept whole): a body is in its columns or whole, never both.
+
+    ``rows`` are the fields of each body, None for one to be kept whole.
+    """
     for place, column in enumerate(columns):
         if column.form is not Form.MSGPACK and not _all_fit(rows, place, column.form):
             rows = [
@@ -212,6 +218,17 @@ def _body_values(
         values.append(cells)
     whole = [body if row is None else None for body, row in zip(bodies, rows, strict=True)]
     return values, whole
+
+
+def _reads_back(fact: Fact, body: bytes) -> bool:
+    """Whether the body has its kind's form, and its kind's struct gives the same bytes again.
+
+    Who reads the columns later may then take them for values of the struct, unseen.
+    """
+    try:
+        return encode_body(decode_body(fact.kind, fact.schema_v, body)) == body
+    except PagetrailError:
+        return False
 
 
 def _fields_of(body: bytes, count: int) -> list[Any] | None:

@@ -16,7 +16,7 @@ from pagetrail.controlplane.log.files import Files, write_durable
 from pagetrail.controlplane.log.frames import LogPosition
 from pagetrail.controlplane.log.sequencer import SequencerState
 
-SEALED_VERSION = 1
+SEALED_VERSION = 2
 _MANIFEST = "manifest.json"
 _STATE = "sealed-state"
 _RETENTION = "retention.json"

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import msgspec
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pagetrail.catalog.envelope import CompareAndSet, Fact, Transaction, WireFact
@@ -56,6 +57,8 @@ _FRAMES = pa.schema(
         ("t_us", pa.int64()),
         # transactions of each run, as msgpack: nearly always one run, and then its length
         ("runs", pa.binary()),
+        # chain value after the frame: a position is checked without rebuilding what lies before
+        ("chain", pa.binary(32)),
     ]
 )
 
@@ -76,7 +79,7 @@ def write_sealed(
 ) -> SealedManifest:
     """Write the sealed form of frames into an empty directory, durably."""
     kinds: dict[int, _Kind] = {}
-    grouping: list[tuple[int, int, int, int, bytes]] = []
+    grouping: list[tuple[int, int, int, int, bytes, bytes]] = []
     for frame in frames:
         runs = frame.runs()
         changes = {
@@ -91,7 +94,14 @@ def write_sealed(
         lengths = msgspec.msgpack.encode([len(run.transactions) for run in runs])
         header = frame.header
         grouping.append(
-            (header.first_seq, header.fact_count, header.writer_epoch, header.t_us, lengths)
+            (
+                header.first_seq,
+                header.fact_count,
+                header.writer_epoch,
+                header.t_us,
+                lengths,
+                frame.chain,
+            )
         )
     cells = zip(*grouping, strict=True)
     columns = [pa.array(c, f.type) for c, f in zip(cells, _FRAMES, strict=True)]
@@ -125,15 +135,15 @@ def sealed_frames(directory: Path, manifest: SealedManifest | None = None) -> It
     ``manifest`` is read from the directory unless it is given.
     """
     manifest = manifest or read_manifest(directory)
-    frames: Path | None = None
+    frames: bytes | None = None
     facts: dict[int, tuple[int, StoredFact]] = {}
     for entry in manifest.files:
         path = directory / entry.name
-        _check_file(path, entry)
+        data = read_checked(path, entry)
         if entry.kind == 0:
-            frames = path
+            frames = data
             continue
-        for stored in read_facts(path, entry.body):
+        for stored in read_facts(path, data, entry.body):
             facts[stored.seq] = (entry.kind, stored)
     if frames is None or len(facts) != manifest.next_seq - manifest.first_seq:
         raise CorruptionError(
@@ -141,9 +151,14 @@ def sealed_frames(directory: Path, manifest: SealedManifest | None = None) -> It
             f"{manifest.next_seq - manifest.first_seq}"
         )
     position = manifest.start
-    for row in pq.read_table(frames).to_pylist():
+    for row in pq.read_table(pa.BufferReader(frames)).to_pylist():
         frame = _rebuild(row, facts, position)
         position = position_after(frame)
+        if frame.chain != row["chain"]:
+            raise CorruptionError(
+                f"{directory.name}: the frame at seq {frame.first_seq} does not come back with the "
+                "chain value it was sealed with"
+            )
         yield frame
     if position != manifest.end:
         raise CorruptionError(
@@ -151,6 +166,20 @@ def sealed_frames(directory: Path, manifest: SealedManifest | None = None) -> It
             f"{position.chain.hex()[:16]}.., the manifest says {manifest.next_seq} with "
             f"{manifest.end_chain[:16]}.."
         )
+
+
+def sealed_chain(directory: Path, manifest: SealedManifest, position: int) -> bytes | None:
+    """The chain value where ``position`` is the next seq; None when no frame ends there."""
+    for entry in manifest.files:
+        if entry.kind == 0:
+            table = pq.read_table(
+                pa.BufferReader(read_checked(directory / entry.name, entry)),
+                columns=["first_seq", "facts", "chain"],
+            )
+            ends = pc.add(table.column("first_seq"), table.column("facts"))
+            place = pc.index(ends, position).as_py()
+            return None if place < 0 else bytes(table.column("chain")[place].as_py())
+    raise CorruptionError(f"{directory.name}: its manifest names no table of frames")
 
 
 def _rebuild(
@@ -219,7 +248,8 @@ def _write_table(
     return SealedFile(path.name, kind, body, table.num_rows, len(data), digest)
 
 
-def _check_file(path: Path, entry: SealedFile) -> None:
+def read_checked(path: Path, entry: SealedFile) -> bytes:
+    """A sealed file's bytes. ``CorruptionError`` when they are not those the manifest names."""
     try:
         data = path.read_bytes()
     except OSError as error:
@@ -229,3 +259,4 @@ def _check_file(path: Path, entry: SealedFile) -> None:
             f"{path.parent.name}/{path.name}: its SHA-256 is not the one in the manifest; restore "
             "the file"
         )
+    return data

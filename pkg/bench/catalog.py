@@ -53,25 +53,25 @@ FINGERPRINT = sha256(b"bench model").digest()
 OPEN = 2**63 - 1
 HAND_BOUNDARY = f"""
 WITH part_of AS (
-  SELECT g.i, p.e FROM given_chunk g JOIN state_node n ON n.e = g.node_e
-  JOIN state_part p ON p.node_e = n.e WHERE n.to_seq = {OPEN} AND p.to_seq = {OPEN}),
+  SELECT g.i, p.e FROM given_chunk g JOIN node n ON n.e = g.node_e
+  JOIN part p ON p.node_e = n.e WHERE n.to_seq = {OPEN} AND p.to_seq = {OPEN}),
 wanted AS (SELECT i, count(*) AS parts FROM part_of GROUP BY i),
 held AS (
   SELECT i, worker, tier FROM (
     SELECT p.i, c.worker, c.tier, count(*) AS parts FROM part_of p
-    JOIN state_copy c ON c.part_e = p.e WHERE c.state = 1 AND c.to_seq = {OPEN} GROUP BY ALL)
+    JOIN copy c ON c.part_e = p.e WHERE c.state = 1 AND c.to_seq = {OPEN} GROUP BY ALL)
   JOIN wanted USING (i, parts)),
 runs AS (
   SELECT worker, tier, i, row_number() OVER (PARTITION BY worker, tier ORDER BY i) - 1 AS place
   FROM held)
 SELECT worker, tier, max(i) + 1 FROM runs WHERE i = place GROUP BY ALL"""
 HAND_COPIES = f"""
-SELECT p.node_e, c.tier, c.state, count(*) FROM state_part p JOIN state_copy c ON c.part_e = p.e
+SELECT p.node_e, c.tier, c.state, count(*) FROM part p JOIN copy c ON c.part_e = p.e
 WHERE p.to_seq = {OPEN} AND c.to_seq = {OPEN} GROUP BY ALL"""
 HAND_COMPLETE = f"""
-SELECT n.e FROM state_node n JOIN (
-  SELECT p.node_e, bool_and(r.part_e IS NOT NULL) AS whole FROM state_part p LEFT JOIN (
-    SELECT DISTINCT part_e FROM state_copy WHERE state = 1 AND to_seq = {OPEN}) r
+SELECT n.e FROM node n JOIN (
+  SELECT p.node_e, bool_and(r.part_e IS NOT NULL) AS whole FROM part p LEFT JOIN (
+    SELECT DISTINCT part_e FROM copy WHERE state = 1 AND to_seq = {OPEN}) r
   ON r.part_e = p.e WHERE p.to_seq = {OPEN} GROUP BY ALL) w ON w.node_e = n.e
 WHERE w.whole AND n.to_seq = {OPEN}"""
 CLOSURE = "tc(X, Y) :- edge(X, Y). tc(X, Y) :- tc(X, Z), edge(Z, Y)."

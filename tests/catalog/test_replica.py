@@ -13,6 +13,7 @@ import msgspec
 import pytest
 from histories import History, RandomCatalog, digest, filled, node_of, parts_of
 
+from pagetrail.catalog.datalog.model import OPEN_SEQ
 from pagetrail.catalog.envelope import Fact, Op
 from pagetrail.catalog.errors import BadInputError, CorruptionError, UnknownKindError
 from pagetrail.catalog.facts import KINDS, KindId, Role, decision_fact, decode_body
@@ -236,10 +237,10 @@ def rebuilds(path: Path, history: History, reason: str) -> None:
 @pytest.mark.parametrize(
     ("damage", "reason"),
     [
-        ("DELETE FROM state_copy WHERE e = (SELECT min(e) FROM state_copy)", "state_copy"),
+        ("DELETE FROM events_copy WHERE e = (SELECT min(e) FROM events_copy)", "events_copy"),
         ("DELETE FROM facts WHERE seq = 3", "facts"),
-        ("UPDATE state_copy SET location = 'elsewhere'", "state_copy"),
-        ("UPDATE state_copy SET to_seq = to_seq - 1 WHERE to_seq < 9223372036854775807", "state"),
+        ("UPDATE events_copy SET location = 'elsewhere'", "events_copy"),
+        (f"UPDATE events_copy SET to_seq = to_seq - 1 WHERE to_seq < {OPEN_SEQ}", "events_copy"),
         ("UPDATE events_part SET size_bytes = size_bytes + 1", "events_part"),
         ("DELETE FROM ledger WHERE table_name = 'facts'", "facts"),
         ("UPDATE position SET seq = seq + 1", "another history"),
