@@ -155,6 +155,14 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     restore_window: Annotated[
         int, Meta(ge=1, le=256, description="Chunks of one restore read at once.")
     ] = 4
+    check_lookups: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=1 << 30,
+            description="One look-up in so many is checked against the rules; 0: none.",
+        ),
+    ] = 0
     measure_costs: Annotated[
         bool, Meta(description="Whether measured times replace the configured costs.")
     ] = True

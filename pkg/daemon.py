@@ -12,6 +12,7 @@ import threading
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pagetrail.catalog.errors import BadInputError, PagetrailError
 from pagetrail.catalog.index import LiveIndex
@@ -36,6 +37,9 @@ from pagetrail.tiers.ram import RamTier
 from pagetrail.tiers.store import DirectoryStore, ObjectStore
 from pagetrail.tiers.threads import TierThreads
 from pagetrail.worker_link import GatewayLink
+
+if TYPE_CHECKING:
+    from pagetrail.lookup_check import LookupCheck
 
 KEYFRAME_EVERY = 2_048
 CATCH_UP_TIMEOUT_S = 120.0
@@ -124,6 +128,9 @@ class Worker:
             TransferOptions(worker.restore_window, worker.ssd_bytes, worker.measure_costs),
             self._inbox.put_nowait,
         )
+        self._check = self._lookup_check(index, endpoints, keys)
+        if self._check is not None:
+            opened.callback(self._check.close)
         self._runtime = Runtime(
             machine,
             self.model,
@@ -144,6 +151,7 @@ class Worker:
                 measure=worker.measure_costs,
             ),
             self._inbox,
+            None if self._check is None else self._check.look,
         )
 
     @property
@@ -159,6 +167,8 @@ class Worker:
     def start(self) -> None:
         """Serve."""
         self._log.start()
+        if self._check is not None:
+            self._check.start()
         self._engine.start()
         self._link.start()
 
@@ -240,6 +250,25 @@ class Worker:
         decider.write([start])
         decider.write([WorkerEpoch(start.worker, start.worker_epoch, "")])
         return WorkerMachine(decider, start, index)
+
+    def _lookup_check(
+        self, index: LiveIndex, endpoints: Endpoints, keys: ClientKeys | None
+    ) -> LookupCheck | None:
+        """The check of a sample of look-ups, when it is asked for; it alone needs DuckDB here."""
+        config = self._config
+        if not config.worker.check_lookups:
+            return None
+        from pagetrail.controlplane.log.stream import LogStream
+        from pagetrail.lookup_check import LookupCheck
+
+        limits = log_limits(config)
+        return LookupCheck(
+            index,
+            self._start.fingerprint,
+            config.worker.check_lookups,
+            Path(config.run.directory) / "replicas" / f"{config.worker.id}.duckdb",
+            lambda: LogStream(endpoints.writer, endpoints.publish, limits=limits, keys=keys),
+        )
 
     def _greeting(self) -> wire.Hello:
         start = self._start

@@ -15,7 +15,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -30,10 +30,15 @@ from pagetrail.controlplane.cluster.messages import (
     Ended,
     Forked,
     Incoming,
+    KeepInRam,
     Offer,
+    Parked,
     Restore,
     Run,
     Stop,
+    SwapDrop,
+    SwapIn,
+    SwapOut,
     WorkerEffect,
 )
 from pagetrail.controlplane.cluster.worker import WorkerMachine
@@ -51,6 +56,7 @@ from .streams import (
     decode_generation,
     encode_logprobs,
 )
+from .swaps import Swaps
 from .transfers import Transfers
 
 INBOX_MAX = 65_536
@@ -81,7 +87,10 @@ class RuntimeOptions:
 
 
 class Runtime:
-    """See the module. ``send`` hands a message to the gateway link and must only queue."""
+    """See the module. ``send`` hands a message to the gateway link and must only queue.
+
+    ``look`` is told the chunk digests that are about to be looked up; it must not wait.
+    """
 
     def __init__(
         self,
@@ -94,6 +103,7 @@ class Runtime:
         send: Callable[[wire.Message], None],
         options: RuntimeOptions,
         inbox: queue.Queue[Item],
+        look: Callable[[Sequence[bytes]], None] | None = None,
     ) -> None:
         self._machine = machine
         self._model = model
@@ -104,10 +114,18 @@ class Runtime:
         self._send = send
         self._options = options
         self._inbox = inbox
+        self._look = look
         self._streams: dict[int, ActiveStream] = {}
         self._steps = Steps(
-            self._streams, machine, model, clock, options.budgets, measure=options.measure
+            self._streams,
+            machine,
+            model,
+            clock,
+            options.budgets,
+            self._grow,
+            measure=options.measure,
         )
+        self._swaps = Swaps(machine, model, clock)
         self._offers: dict[tuple[int, int], wire.OfferWire] = {}
         self._headroom: dict[tuple[int, int], Callable[[], None]] = {}
         self._router_epoch = 0
@@ -136,8 +154,9 @@ class Runtime:
         """One round; False when there was nothing to do."""
         busy = self._take(idle_wait_s if not self._has_work() else 0.0)
         self._act(self._machine.admit_waiting(self._clock.now_us()))
-        self._end_starved()
         stepped = self._step()
+        if not stepped:
+            self._end_starved()
         self._drain()
         self._beat_if_due()
         return busy or stepped
@@ -146,9 +165,9 @@ class Runtime:
         return any(stream.ready for stream in self._streams.values())
 
     def _end_starved(self) -> None:
-        """What waits with nothing running, stored or published would wait for ever."""
-        if not self._streams and self._offers and self._nothing_under_way():
-            self._act([*self._machine.starved()])
+        """What waits with nothing computed, stored or published would wait for ever."""
+        if self._offers and self._nothing_under_way():
+            self._act(self._machine.starved())
 
     def _nothing_under_way(self) -> bool:
         # In this order: a chunk that leaves the staging is in the inbox before it is counted out.
@@ -240,7 +259,10 @@ class Runtime:
                 self._send(wire.AnswerWire(offer.router_epoch, *key, Answer.DECLINED))
                 return
             self._offers[key] = offer
-        effects = self._machine.offered(self._value_of(offer), self._clock.now_us())
+        value = self._value_of(offer)
+        if self._look is not None:
+            self._look(value.incoming.prompt.reusable_chunks)
+        effects = self._machine.offered(value, self._clock.now_us())
         declined = any(
             isinstance(effect, Answered) and effect.answer is not Answer.ACCEPTED
             for effect in effects
@@ -297,8 +319,7 @@ class Runtime:
                 self._act(self._transfers.restore(effect))
             case Run():
                 self._begin(effect.stream)
-                self._streams[effect.stream].processed = effect.rows
-                self._streams[effect.stream].ready = True
+                self._streams[effect.stream].run_from(effect.rows)
             case Forked():
                 source = self._streams[effect.source]
                 self._streams[effect.stream] = source.twin(
@@ -306,6 +327,17 @@ class Runtime:
                 )
             case Capture():
                 self._act(self._transfers.capture(effect))
+            case KeepInRam():
+                self._act(self._transfers.keep_in_ram(effect))
+            case SwapOut():
+                self._streams[effect.stream].ready = False
+                self._act(self._swaps.out(effect))
+            case Parked():
+                self._streams[effect.stream].ready = False
+            case SwapIn():
+                self._act(self._swaps.back(effect))
+            case SwapDrop():
+                self._swaps.drop(effect.stream)
             case Stop():
                 self._stop(effect.stream)
 
@@ -325,6 +357,9 @@ class Runtime:
 
     def _ended(self, ended: Ended) -> None:
         key = (ended.number, ended.attempt)
+        for stream, active in list(self._streams.items()):
+            if (active.number, active.attempt) == key:  # it waited, having given way
+                del self._streams[stream]
         self._release(key)
         self._send(
             wire.EndedWire(
@@ -346,6 +381,10 @@ class Runtime:
         self._act(self._machine.closed(stream))
 
     # ---- steps
+
+    def _grow(self, stream: int, rows: int) -> None:
+        """A stream needs more pages than it was promised; others may give way for it."""
+        self._act(self._machine.grow(stream, rows, self._clock.now_us()))
 
     def _step(self) -> bool:
         for active in self._steps.to_fork():
