@@ -15,6 +15,7 @@ page's generation: a completion that carries the tenure of an earlier take names
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Callable
 from itertools import pairwise
 
 from pagetrail.catalog.errors import BadInputError, InvariantError
@@ -37,6 +38,7 @@ class Pool:
         "_untaken",
         "in_flight",
         "promised",
+        "released",
         "total",
     )
 
@@ -49,6 +51,7 @@ class Pool:
         self.total = total_pages
         self.promised = 0
         self.in_flight = 0
+        self.released: Callable[[list[int]], None] | None = None  # told of pages that come free
         self._untaken = total_pages
         self._takes = 0
         self._tenures = [0] * total_pages
@@ -129,6 +132,8 @@ class Pool:
             block += reversed(ordered[at:end])
             self._nonempty |= bit
             at = end
+        if self.released is not None and ordered:
+            self.released(list(ordered))
 
     def tenure(self, page: int) -> int:
         """The number of the take that handed this page out; 0 when it is free."""

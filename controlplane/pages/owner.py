@@ -11,7 +11,8 @@ I/O, know a token.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 
 import msgspec
 
@@ -311,6 +312,12 @@ class PageOwner:
     def tenure(self, group: int, page: int) -> int:
         """The generation of a page: it differs after every release; 0 when nobody holds it."""
         return self._books.pools[group].tenure(page)
+
+    def observe_released(self, observer: Callable[[int, list[int]], None] | None) -> None:
+        """Tell ``observer(group, pages)`` of all pages that come free from now on, before they can
+        be taken again (None: nobody)."""
+        for group, pool in enumerate(self._books.pools):
+            pool.released = None if observer is None else partial(observer, group)
 
     def observe_kept(self, observer: KeptObserver | None) -> None:
         """Tell ``observer`` of every later split and cut of nodes (None: nobody)."""

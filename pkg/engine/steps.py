@@ -7,7 +7,7 @@ is handed back.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -46,15 +46,18 @@ class Steps:
         model: EngineModel,
         clock: Clock,
         budgets: scheduler.Budgets,
+        grow: Callable[[int, int], None],
         *,
         measure: bool,
     ) -> None:
-        """Raises BadInputError for budgets that cannot work."""
+        """``grow(stream, rows)`` asks for the pages of a stream's next rows, where streams may
+        outgrow their promise. Raises BadInputError for budgets that cannot work."""
         self._streams = streams
         self._machine = machine
         self._model = model
         self._clock = clock
         self._budgets = scheduler.check_budgets(budgets)
+        self._grow = grow
         self._measure = measure
         self._lanes: tuple[int, ...] = (0,) * budgets.sequences
         self.flight = scheduler.FlightRecorder()
@@ -88,10 +91,16 @@ class Steps:
         return True, produced
 
     def _plan(self) -> scheduler.Plan:
-        work = [active.work() for active in self._streams.values()]
-        if not any(item.ready for item in work):
-            return scheduler.EMPTY
-        plan = scheduler.plan(work, self._lanes, self._budgets)
+        waiting: set[int] = set()  # for pages
+        while True:
+            work = [
+                active.work(blocked=stream in waiting) for stream, active in self._streams.items()
+            ]
+            if not any(item.ready for item in work):
+                return scheduler.EMPTY
+            plan = scheduler.plan(work, self._lanes, self._budgets)
+            if not self._machine.start.grows or self._grown(plan, waiting):
+                break
         self.flight.record(work, self._lanes, self._budgets, plan)
         self._lanes = scheduler.lanes_after(plan, self._budgets.sequences)
         for item in plan.selected:
@@ -100,6 +109,23 @@ class Steps:
             if reason != scheduler.Deferred.BLOCKED:
                 self._streams[stream].parked_steps += 1
         return plan
+
+    def _grown(self, plan: scheduler.Plan, waiting: set[int]) -> bool:
+        """Whether every stream of a plan has the pages that it is to write.
+
+        One that has not asks for them, and either has them then, or gave way, or waits; others
+        may have given way for it. So the step is planned anew.
+        """
+        owner = self._machine.view.owner
+        for item in plan.selected:
+            if any(owner.shortfall(item.stream, item.rows)):
+                self._grow(item.stream, item.rows)
+                active = self._streams.get(item.stream)
+                runs = active is not None and active.ready
+                if runs and any(owner.shortfall(item.stream, item.rows)):
+                    waiting.add(item.stream)
+                return False
+        return True
 
     def _reserve(self, item: scheduler.Selected) -> tuple[Append, RowSpec]:
         active = self._streams[item.stream]

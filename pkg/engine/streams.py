@@ -179,8 +179,18 @@ class ActiveStream:
         """Tokens of the request that have been generated, earlier attempts included."""
         return len(self.tokens) - self.client_prompt_tokens
 
-    def work(self) -> Work:
-        """What the planner may schedule."""
+    def run_from(self, rows: int) -> None:
+        """The pages hold the first ``rows`` rows: the stream may be scheduled from there.
+
+        After it gave way they may be fewer than it had; the rest are prompt rows now.
+        """
+        self.processed = rows
+        self.prompt_rows = len(self.tokens)
+        del self.prompt_logprobs[rows:]
+        self.ready = True
+
+    def work(self, *, blocked: bool = False) -> Work:
+        """What the planner may schedule; ``blocked``: it waits for pages."""
         left = len(self.tokens) - self.processed
         prefilling = self.processed < self.prompt_rows - 1
         if prefilling and self.samples > 1 and not self.forked:
@@ -192,7 +202,7 @@ class ActiveStream:
             priority=self.priority,
             deadline_us=self.deadline_us,
             arrival_us=self.arrival_us,
-            ready=self.ready and self.finish is None,
+            ready=self.ready and not blocked and self.finish is None,
             parked_steps=self.parked_steps,
         )
 

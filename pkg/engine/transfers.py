@@ -17,7 +17,7 @@ from pagetrail.catalog.identity import node_id
 from pagetrail.catalog.index import LiveIndex
 from pagetrail.catalog.kinds.content import Tier
 from pagetrail.catalog.kinds.worker import Metric
-from pagetrail.controlplane.cluster.messages import Capture, Restore, WorkerEffect
+from pagetrail.controlplane.cluster.messages import Capture, KeepInRam, Restore, WorkerEffect
 from pagetrail.controlplane.cluster.publisher import Publisher, Stored
 from pagetrail.controlplane.cluster.worker import WorkerMachine
 from pagetrail.controlplane.cluster.worker_state import PublisherState
@@ -207,6 +207,22 @@ class Transfers:
             per_mib = elapsed_ns * (1 << 20) // size
             self._machine.measured(Metric.CAPTURE_NS_PER_MIB, per_mib)
         return self._machine.captured(effect.stream, size, elapsed_ns)
+
+    def keep_in_ram(self, effect: KeepInRam) -> list[WorkerEffect]:
+        """Copy whole chunks of a finished prompt to host memory, as many as stay there."""
+        started_ns, start = self._clock.now_ns(), self._machine.start
+        prompt, rows = self._machine.prompt(effect.stream), 0
+        table = self._table(effect.stream, 0)
+        for chunk in effect.chunks:
+            first = chunk * start.chunk_tokens
+            if self._ram.get(prompt.chunks[chunk]) is None:
+                payload = self._model.capture(table, first, first + start.chunk_tokens)
+                if not self._ram.put(prompt.chunks[chunk], payload):
+                    break
+            rows = first + start.chunk_tokens
+        elapsed_ns = self._clock.now_ns() - started_ns
+        state = self.publisher_state()
+        return self._machine.kept_in_ram(effect.stream, rows, elapsed_ns, state)
 
     def stored(self, stored: ChunkStored) -> None:
         """A chunk has its receipts: publish it."""
