@@ -12,10 +12,11 @@ and there is at least one part. Publishers bind a node and all of its parts in o
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 import msgspec
 
-from .envelope import Fact, Op
+from .envelope import Fact, Op, Run
 from .errors import BadInputError, CorruptionError, InvariantError
 from .facts import KindId, decode_body
 from .identity import node_id, part_id
@@ -46,6 +47,31 @@ class StoredPart(msgspec.Struct, frozen=True, gc=False):
     content_id: bytes
     size_bytes: int
     location: str
+
+
+@dataclass(frozen=True, slots=True)
+class CatalogChanges:
+    """What a stretch of the log, ``[first_seq, next_seq)``, changes in an index.
+
+    Read and checked once, it may be folded into any number of indexes.
+    """
+
+    first_seq: int
+    next_seq: int
+    changes: tuple[tuple[bool, msgspec.Struct], ...]  # (asserted, body), in order
+
+    @classmethod
+    def of_runs(cls, first_seq: int, runs: Iterable[Run]) -> CatalogChanges:
+        """Read the runs of a frame that starts at ``first_seq``. Raises as ``apply`` does."""
+        seq = first_seq
+        changes = []
+        for run in runs:
+            for transaction in run.transactions:
+                for wire in transaction.facts:
+                    if wire.kind in _FOLDED:
+                        changes.append(_change(seq, wire.op, wire.kind, wire.schema_v, wire.body))
+                    seq += 1
+        return cls(first_seq, seq, tuple(changes))
 
 
 class LiveIndex:
@@ -120,15 +146,24 @@ class LiveIndex:
         changes: list[tuple[bool, msgspec.Struct]] = []
         for fact in facts:
             if fact.seq != position:
-                raise BadInputError(
-                    f"fact {fact.seq} does not continue at {position}; fetch the range between "
-                    "from the log and apply it first"
-                )
+                raise _gap(fact.seq, position)
             position += 1
             if fact.kind in _FOLDED:
-                body = decode_body(fact.kind, fact.schema_v, fact.body)
-                _check_ids(fact.seq, body)
-                changes.append((fact.op == Op.ASSERT, body))
+                changes.append(_change(fact.seq, fact.op, fact.kind, fact.schema_v, fact.body))
+        self._take(changes)
+        self.position = position
+
+    def fold(self, changes: CatalogChanges) -> None:
+        """Fold what was read of a stretch of the log that continues at ``position``.
+
+        Raises BadInputError on a gap, with the index unchanged.
+        """
+        if changes.first_seq != self.position:
+            raise _gap(changes.first_seq, self.position)
+        self._take(changes.changes)
+        self.position = changes.next_seq
+
+    def _take(self, changes: Iterable[tuple[bool, msgspec.Struct]]) -> None:
         for holds, body in changes:
             if isinstance(body, Copy):
                 self._copy(body, holds and body.state == CopyState.READY)
@@ -136,7 +171,6 @@ class LiveIndex:
                 self._part(body, holds)
             elif isinstance(body, Node):
                 self._node(body, holds)
-        self.position = position
 
     def _copy(self, body: Copy, ready: bool) -> None:
         holder = (body.worker, body.tier)
@@ -206,6 +240,21 @@ class LiveIndex:
         self._entries[key[0]][key[1]] = Entry(
             old.parent_prefix, old.token_start, old.token_end, size_bytes, mask
         )
+
+
+def _gap(seq: int, position: int) -> BadInputError:
+    return BadInputError(
+        f"fact {seq} does not continue at {position}; fetch the range between from the log and "
+        "apply it first"
+    )
+
+
+def _change(
+    seq: int, op: int, kind: int, schema_v: int, encoded: msgspec.Raw
+) -> tuple[bool, msgspec.Struct]:
+    body = decode_body(kind, schema_v, encoded)
+    _check_ids(seq, body)
+    return op == Op.ASSERT, body
 
 
 def _check_ids(seq: int, body: msgspec.Struct) -> None:
