@@ -128,7 +128,7 @@ def _unnamed(row: Row, inputs: Any) -> str:
 
 
 def _routed(row: Row, choice: RouteChoice, inputs: RouteInputs) -> bool:
-    worker = inputs.candidates[row["candidate"]].worker
+    worker = inputs.workers[row["candidate"]]
     return (worker, row["tier"], row["tokens"], row["reason"]) == (
         choice.worker,
         choice.tier,
@@ -138,7 +138,7 @@ def _routed(row: Row, choice: RouteChoice, inputs: RouteInputs) -> bool:
 
 
 def _route(row: Row, inputs: RouteInputs) -> str:
-    worker = inputs.candidates[row["candidate"]].worker
+    worker = inputs.workers[row["candidate"]]
     return f"{worker} from {_tier(row['tier'])}"
 
 

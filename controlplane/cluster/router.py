@@ -386,8 +386,8 @@ class RouterMachine:
         needed: dict[int, int] = {}  # pages by candidate, without what lies there already
         for place, _, pages in rows:
             needed[place] = max(pages, needed.get(place, 0))
-        if inputs.candidates and all(
-            self._lasts(inputs.candidates[place].worker, reason, needed[place])
+        if inputs.workers and all(
+            self._lasts(inputs.workers[place], reason, needed[place])
             for place, reason, _ in rows
         ):
             return self._fail(live, Verdict.TOO_LONG)

@@ -29,11 +29,9 @@ from pagetrail.catalog.kinds.router import (
 )
 from pagetrail.catalog.kinds.worker import Metric
 
-from ..lookup import Catalog, Holding, PrefixLookup, holdings
-from ..policy.inputs import Boundary, RouteCandidate, RouteChoice, RouteInputs
-
-RECOMPUTE = -1
-MIB = 1024 * 1024
+from ..lookup import Catalog, PrefixLookup
+from ..policy.inputs import RouteChoice, RouteInputs
+from .candidates import CandidateTable, starts_of
 
 
 class RouteRecorded(msgspec.Struct, frozen=True, array_like=True):
@@ -72,11 +70,6 @@ class RouterState(msgspec.Struct, array_like=True):
     bookings: list[tuple[tuple[int, int], Booking]]
 
 
-_Sources = tuple[WorkerObserved, int, tuple[Holding, ...], tuple[int, int]]
-_Built = tuple[_Sources, RouteCandidate]
-_NOTHING_BOOKED = (0, 0)
-
-
 class RouterView:
     """Fold of a router's commands."""
 
@@ -85,8 +78,8 @@ class RouterView:
         self.workers: dict[str, WorkerObserved] = {}
         self.requests: dict[int, OpenRequest] = {}
         self.bookings: dict[tuple[int, int], Booking] = {}
-        self._order: list[str] = []  # of the workers; stale when their number differs
-        self._built: dict[str, _Built] = {}  # candidates, as of the last decision
+        self._booked: dict[str, set[tuple[int, int]]] = {}  # keys of the bookings by worker
+        self._table = CandidateTable(start.fingerprint)
 
     # ---- fold
 
@@ -109,19 +102,17 @@ class RouterView:
                 if seen.worker in request.excluded:
                     request.excluded.remove(seen.worker)
         self.workers[seen.worker] = seen
+        self._table.changed(seen.worker)
         for key in [
-            key
-            for key, booking in self.bookings.items()
-            if booking.worker == seen.worker and booking.accepted
+            key for key in self._booked.get(seen.worker, ()) if self.bookings[key].accepted
         ]:
-            del self.bookings[key]
+            self._unbook(key)
 
     def _expired(self, gone: WorkerExpired) -> None:
         known = self.workers.get(gone.worker)
         if known is not None and known.worker_epoch == gone.worker_epoch:
             del self.workers[gone.worker]
-            self._order = []
-            self._built.pop(gone.worker, None)
+            self._table.changed(gone.worker)
 
     def _received(self, received: RequestReceived) -> None:
         if received.number in self.requests:
@@ -144,31 +135,42 @@ class RouterView:
                 f"request {offer.number}: attempt {offer.attempt} after {request.attempt}"
             )
         request.attempt = offer.attempt
-        self.bookings[(offer.number, offer.attempt)] = Booking(
-            offer.worker, offer.booked_pages, offer.booked_ns, False
-        )
+        booking = Booking(offer.worker, offer.booked_pages, offer.booked_ns, False)
+        self._book((offer.number, offer.attempt), booking)
         if offer.worker not in request.excluded:
             request.excluded.append(offer.worker)
 
     def _answered(self, answered: OfferAnswered) -> None:
-        booking = self.bookings.get((answered.number, answered.attempt))
+        key = (answered.number, answered.attempt)
+        booking = self.bookings.get(key)
         if booking is None:
             return
         if answered.answer == Answer.ACCEPTED:
             booking.accepted = True
         else:
-            del self.bookings[(answered.number, answered.attempt)]
+            self._unbook(key)
 
     def _ended(self, ended: AttemptEnded) -> None:
-        self.bookings.pop((ended.number, ended.attempt), None)
+        self._unbook((ended.number, ended.attempt))
         if ended.completed:
             self._request(ended.number)
             del self.requests[ended.number]
 
     def _closed(self, closed: RequestClosed) -> None:
         request = self._request(closed.number)
-        self.bookings.pop((closed.number, request.attempt), None)
+        self._unbook((closed.number, request.attempt))
         del self.requests[closed.number]
+
+    def _book(self, key: tuple[int, int], booking: Booking) -> None:
+        self.bookings[key] = booking
+        self._booked.setdefault(booking.worker, set()).add(key)
+        self._table.changed(booking.worker)
+
+    def _unbook(self, key: tuple[int, int]) -> None:
+        booking = self.bookings.pop(key, None)
+        if booking is not None:
+            self._booked[booking.worker].remove(key)
+            self._table.changed(booking.worker)
 
     def _request(self, number: int) -> OpenRequest:
         request = self.requests.get(number)
@@ -186,38 +188,21 @@ class RouterView:
         self, number: int, recorded: RouteRecorded, catalog: Catalog, entries: tuple[Entry, ...]
     ) -> RouteInputs:
         """The complete inputs of a route decision for an open request."""
-        request = self._request(number)
-        resident = dict(recorded.resident)
-        chunk_tokens = self.start.chunk_tokens
-        shared: dict[int, tuple[Holding, ...]] = {0: holdings(catalog, entries, 0)}
-        workers, built, booked = self.workers, self._built, self._booked()
-        candidates = []
-        for worker in self._in_order():
-            here = resident.get(worker, 0)
-            held = shared.get(here // chunk_tokens)
-            if held is None:
-                first = here // chunk_tokens
-                held = shared[first] = holdings(catalog, entries, first)
-            # A candidate is built again only when something that it is built from has changed.
-            sources = (workers[worker], here, held, booked.get(worker, _NOTHING_BOOKED))
-            known = built.get(worker)
-            if known is None or known[0] != sources:
-                known = built[worker] = (sources, _candidate(self, worker, *sources[1:]))
-            candidates.append(known[1])
+        request, start = self._request(number), self.start
+        workers = self._table.columns(self.workers, self._booked_at)
+        ways = starts_of(
+            self.workers, workers.ids, dict(recorded.resident), catalog, entries, start.chunk_tokens
+        )
         # When every worker has had its turn the next round starts; attempts stay bounded.
         left = any(worker not in request.excluded for worker in self.workers)
         return RouteInputs(
             request.received.prompt_tokens,
-            request.received.max_new_tokens if self.start.reserve_output else 0,
+            request.received.max_new_tokens if start.reserve_output else 0,
+            start.page_tokens,
             tuple(request.excluded) if left else (),
-            tuple(candidates),
+            *workers,
+            *ways,
         )
-
-    def _in_order(self) -> list[str]:
-        """Workers in byte order of their ids."""
-        if len(self._order) != len(self.workers):
-            self._order = sorted(self.workers, key=str.encode)
-        return self._order
 
     def booking_of(self, number: int, choice: RouteChoice) -> tuple[int, int]:
         """(pages, nanoseconds) of work that a choice takes of its worker."""
@@ -232,12 +217,14 @@ class RouterView:
         missing = max(0, received.prompt_tokens - 1 - choice.tokens)
         return pages, missing * seen.costs[Metric.PREFILL_NS_PER_TOKEN]
 
-    def _booked(self) -> dict[str, tuple[int, int]]:
-        sums: dict[str, tuple[int, int]] = {}
-        for booking in self.bookings.values():
-            pages, work_ns = sums.get(booking.worker, (0, 0))
-            sums[booking.worker] = (pages + booking.pages, work_ns + booking.work_ns)
-        return sums
+    def _booked_at(self, worker: str) -> tuple[int, int]:
+        """(pages, nanoseconds of work) booked at a worker."""
+        pages = work_ns = 0
+        for key in self._booked.get(worker, ()):
+            booking = self.bookings[key]
+            pages += booking.pages
+            work_ns += booking.work_ns
+        return pages, work_ns
 
     # ---- canonical form
 
@@ -256,60 +243,14 @@ class RouterView:
         """The view that ``encode`` wrote."""
         read = msgspec.msgpack.decode(state, type=RouterState)
         view = cls(start)
-        view.workers = {seen.worker: seen for seen in read.workers}
         view.requests = dict(read.requests)
-        view.bookings = dict(read.bookings)
+        for seen in read.workers:
+            view.workers[seen.worker] = seen
+            view._table.changed(seen.worker)
+        for key, booking in read.bookings:
+            view._book(key, booking)
         return view
 
-
-def _candidate(
-    view: RouterView,
-    worker: str,
-    resident_tokens: int,
-    held: tuple[Holding, ...],
-    booked: tuple[int, int],
-) -> RouteCandidate:
-    seen = view.workers[worker]
-    booked_pages, booked_ns = booked
-    upload_ns = seen.costs[Metric.UPLOAD_NS_PER_MIB]
-    boundaries = [Boundary(RECOMPUTE, 0, 0, 0)]
-    if resident_tokens:
-        boundaries.append(Boundary(Tier.DEVICE, resident_tokens, 0, 0))
-    for holding in held:
-        if holding.worker not in ("", worker):
-            continue  # a peer's copy is reached through the peer tier, when there is one
-        size = holding.missing_bytes
-        boundaries.append(
-            Boundary(
-                holding.tier,
-                holding.tokens,
-                size * seen.costs[_READ_COST[holding.tier]] // MIB,
-                size * upload_ns // MIB,
-            )
-        )
-    return RouteCandidate(
-        worker=worker,
-        worker_epoch=seen.worker_epoch,
-        online=seen.online,
-        model_loaded=seen.fingerprint == view.start.fingerprint,
-        context_tokens=seen.context_tokens,
-        verify_rows=seen.verify_rows,
-        page_tokens=view.start.page_tokens,
-        free_pages=max(0, seen.free_pages - booked_pages),
-        reclaimable_pages=seen.reclaimable_pages,
-        queue_ns=seen.queue_ns + booked_ns,
-        prefill_ns_per_token=seen.costs[Metric.PREFILL_NS_PER_TOKEN],
-        first_token_ns=seen.costs[Metric.FIRST_TOKEN_NS],
-        boundaries=tuple(boundaries),
-    )
-
-
-_READ_COST: dict[int, Metric] = {
-    Tier.RAM: Metric.RAM_NS_PER_MIB,
-    Tier.SSD: Metric.SSD_NS_PER_MIB,
-    Tier.PEER: Metric.PEER_NS_PER_MIB,
-    Tier.OBJECT: Metric.OBJECT_NS_PER_MIB,
-}
 
 _APPLY: dict[type[msgspec.Struct], Callable[[RouterView, Any], None]] = {
     WorkerObserved: RouterView._observed,

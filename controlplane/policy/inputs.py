@@ -14,40 +14,32 @@ import msgspec
 # ---------------------------------------------------------------- route
 
 
-class Boundary(msgspec.Struct, frozen=True, array_like=True):
-    """One way for one worker to start: reuse ``tokens`` of prefix from ``tier``."""
-
-    tier: int  # Tier; -1 recompute everything
-    tokens: int
-    load_ns: int  # bring the prefix to the host
-    restore_ns: int  # bring it onto the device
-
-
-class RouteCandidate(msgspec.Struct, frozen=True, array_like=True):
-    """A worker as the router knows it."""
-
-    worker: str
-    worker_epoch: int
-    online: bool
-    model_loaded: bool
-    context_tokens: int
-    verify_rows: int
-    page_tokens: int
-    free_pages: int
-    reclaimable_pages: int
-    queue_ns: int  # observed queue and what is booked there since
-    prefill_ns_per_token: int
-    first_token_ns: int
-    boundaries: tuple[Boundary, ...]  # by (tier, tokens)
-
-
 class RouteInputs(msgspec.Struct, frozen=True, array_like=True):
-    """``candidates`` in byte order of worker ids."""
+    """The workers that a request may go to, and the ways in which each could start it.
+
+    Column by column: a worker's values stand at its place in ``workers``, those of a way to start
+    at its place in ``starts``.
+    """
 
     prompt_tokens: int
     max_new_tokens: int
+    page_tokens: int
     excluded: tuple[str, ...]  # workers that declined or failed this request before
-    candidates: tuple[RouteCandidate, ...]
+    workers: tuple[str, ...]  # in byte order of their ids
+    worker_epochs: tuple[int, ...]
+    online: tuple[bool, ...]
+    model_loaded: tuple[bool, ...]
+    context_tokens: tuple[int, ...]
+    verify_rows: tuple[int, ...]
+    available_pages: tuple[int, ...]  # free, less what is booked there since, and reclaimable
+    queue_ns: tuple[int, ...]  # observed queue and what is booked there since
+    prefill_ns_per_token: tuple[int, ...]
+    first_token_ns: tuple[int, ...]
+    starts: tuple[int, ...]  # of each way: the place of its worker; by (place, tier, tokens)
+    tiers: tuple[int, ...]  # Tier of the prefix that is reused; -1 recompute everything
+    tokens: tuple[int, ...]  # of that prefix
+    load_ns: tuple[int, ...]  # bring the prefix to the host
+    restore_ns: tuple[int, ...]  # bring it onto the device
 
 
 class RouteReason(IntEnum):

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from pagetrail.controlplane.policy.inputs import (
     AdmitInputs,
-    Boundary,
     CheckpointInputs,
     EvictCandidate,
     EvictInputs,
@@ -20,7 +19,6 @@ from pagetrail.controlplane.policy.inputs import (
     PreemptInputs,
     RestoreInputs,
     RestoreOption,
-    RouteCandidate,
     RouteInputs,
 )
 from pagetrail.controlplane.policy.registry import evaluator
@@ -39,6 +37,61 @@ def column(name: str, evaluation: Evaluation[Any], term: str) -> tuple[int, ...]
     return evaluation.columns[[t.name for t in evaluator(name).terms].index(term)]
 
 
+class Boundary(msgspec.Struct, frozen=True):
+    """One way for a worker to start."""
+
+    tier: int
+    tokens: int
+    load_ns: int
+    restore_ns: int
+
+
+class RouteCandidate(msgspec.Struct, frozen=True):
+    """A worker and its ways to start, as a row; the inputs hold columns."""
+
+    worker: str
+    worker_epoch: int
+    online: bool
+    model_loaded: bool
+    context_tokens: int
+    verify_rows: int
+    free_pages: int
+    reclaimable_pages: int
+    queue_ns: int
+    prefill_ns_per_token: int
+    first_token_ns: int
+    boundaries: tuple[Boundary, ...]
+
+
+def route_inputs(
+    prompt: int, new: int, excluded: tuple[str, ...], candidates: Sequence[RouteCandidate]
+) -> RouteInputs:
+    """Inputs with the candidates in the order that the contract asks for; pages of 16."""
+    rows = sorted(candidates, key=lambda one: one.worker.encode())
+    ways = [(place, way) for place, row in enumerate(rows) for way in row.boundaries]
+    return RouteInputs(
+        prompt_tokens=prompt,
+        max_new_tokens=new,
+        page_tokens=16,
+        excluded=excluded,
+        workers=tuple(row.worker for row in rows),
+        worker_epochs=tuple(row.worker_epoch for row in rows),
+        online=tuple(row.online for row in rows),
+        model_loaded=tuple(row.model_loaded for row in rows),
+        context_tokens=tuple(row.context_tokens for row in rows),
+        verify_rows=tuple(row.verify_rows for row in rows),
+        available_pages=tuple(row.free_pages + row.reclaimable_pages for row in rows),
+        queue_ns=tuple(row.queue_ns for row in rows),
+        prefill_ns_per_token=tuple(row.prefill_ns_per_token for row in rows),
+        first_token_ns=tuple(row.first_token_ns for row in rows),
+        starts=tuple(place for place, _ in ways),
+        tiers=tuple(way.tier for _, way in ways),
+        tokens=tuple(way.tokens for _, way in ways),
+        load_ns=tuple(way.load_ns for _, way in ways),
+        restore_ns=tuple(way.restore_ns for _, way in ways),
+    )
+
+
 def worker(name: str, *boundaries: Boundary, **changes: Any) -> RouteCandidate:
     base = RouteCandidate(
         worker=name,
@@ -47,7 +100,6 @@ def worker(name: str, *boundaries: Boundary, **changes: Any) -> RouteCandidate:
         model_loaded=True,
         context_tokens=8_192,
         verify_rows=0,
-        page_tokens=16,
         free_pages=1_000,
         reclaimable_pages=0,
         queue_ns=0,
@@ -267,7 +319,7 @@ def _drawn_route(draw: Draws) -> RouteInputs:
         for name in names
     )
     excluded = (names[0],) if draw.one_in(4) else ()
-    return RouteInputs(1 + draw.below(1_500), draw.below(1_500), excluded, candidates)
+    return route_inputs(1 + draw.below(1_500), draw.below(1_500), excluded, candidates)
 
 
 def _drawn_admit(draw: Draws) -> AdmitInputs:

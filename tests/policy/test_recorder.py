@@ -157,12 +157,10 @@ def test_the_first_field_that_differs_is_named_with_both_values() -> None:
 
 def test_a_changed_input_shows_even_when_the_choice_stays() -> None:
     assert isinstance(INPUTS, RouteInputs)
-    loser = next(n for n, c in enumerate(INPUTS.candidates) if c.worker != CHOICE.worker)
-    changed = list(INPUTS.candidates)
-    changed[loser] = msgspec.structs.replace(
-        changed[loser], first_token_ns=changed[loser].first_token_ns + 90_000 * MS
-    )
-    inputs = msgspec.structs.replace(INPUTS, candidates=tuple(changed))
+    loser = next(n for n, name in enumerate(INPUTS.workers) if name != CHOICE.worker)
+    changed = list(INPUTS.first_token_ns)
+    changed[loser] += 90_000 * MS
+    inputs = msgspec.structs.replace(INPUTS, first_token_ns=tuple(changed))
     decision = decide(ROUTING.name, INPUTS, REFERENCE)
     mismatch = rederive(decision, ROUTING, ROUTING.weights_type(), inputs)
     assert mismatch is not None

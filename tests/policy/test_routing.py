@@ -6,16 +6,19 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from policy_inputs import MS, column, drawn_inputs, evaluate, worker
-
-from pagetrail.catalog.kinds.content import Tier
-from pagetrail.controlplane.policy.inputs import (
+from policy_inputs import (
+    MS,
     Boundary,
     RouteCandidate,
-    RouteChoice,
-    RouteInputs,
-    RouteReason,
+    column,
+    drawn_inputs,
+    evaluate,
+    route_inputs,
+    worker,
 )
+
+from pagetrail.catalog.kinds.content import Tier
+from pagetrail.controlplane.policy.inputs import RouteChoice, RouteInputs, RouteReason
 
 NAME = "routing/min-ttft@1"
 RECOMPUTE = Boundary(-1, 0, 0, 0)
@@ -27,9 +30,7 @@ def route(
     new: int = 0,
     excluded: tuple[str, ...] = (),
 ) -> RouteInputs:
-    return RouteInputs(
-        prompt, new, excluded, tuple(sorted(candidates, key=lambda c: c.worker.encode()))
-    )
+    return route_inputs(prompt, new, excluded, candidates)
 
 
 GPU = worker(
@@ -130,34 +131,41 @@ def test_a_router_that_knows_no_worker_says_so() -> None:
     assert answer.reason == RouteReason.NO_WORKER
 
 
-@settings(deadline=None)
-@given(st.integers(0, 2**32))
-def test_the_choice_is_the_least_eligible_alternative_of_a_total_order(seed: int) -> None:
-    inputs = drawn_inputs("ROUTE", seed)
-    assert isinstance(inputs, RouteInputs)
+def expected_rows(inputs: RouteInputs) -> list[tuple[int, ...]]:
+    """Every alternative by the contract's formulas, one by one."""
+    rows = []
+    tokens_in_all = inputs.prompt_tokens + inputs.max_new_tokens
+    ways = list(zip(inputs.starts, inputs.tiers, inputs.tokens, strict=True))
+    for number, (place, tier, tokens) in enumerate(ways):
+        resident = max((t for p, at, t in ways if p == place and at == Tier.DEVICE), default=0)
+        missing = inputs.prompt_tokens - 1 - tokens
+        credit = min(resident, tokens) // inputs.page_tokens
+        pages = -(-(tokens_in_all + inputs.verify_rows[place]) // inputs.page_tokens) - credit
+        failed = [
+            (not inputs.online[place], RouteReason.OFFLINE),
+            (not inputs.model_loaded[place], RouteReason.MODEL_NOT_LOADED),
+            (tokens_in_all > inputs.context_tokens[place], RouteReason.CONTEXT_EXCEEDED),
+            (missing < 0, RouteReason.PREFIX_LONGER_THAN_REQUEST),
+            (pages > inputs.available_pages[place], RouteReason.INSUFFICIENT_PAGES),
+            (inputs.workers[place] in inputs.excluded, RouteReason.EXCLUDED),
+        ]
+        reason = next((int(why) for fails, why in failed if fails), 0)
+        wait_ns = max(inputs.queue_ns[place], inputs.load_ns[number])
+        restore_ns = inputs.restore_ns[number]
+        prefill_ns = max(0, missing) * inputs.prefill_ns_per_token[place]
+        ttft_ns = wait_ns + restore_ns + prefill_ns + inputs.first_token_ns[place]
+        costs = (wait_ns, restore_ns, prefill_ns, ttft_ns)
+        rows.append((place, tier, tokens, reason, max(0, pages), *costs))
+    return rows
+
+
+def check_against_contract(inputs: RouteInputs) -> None:
     answer = evaluate(NAME, inputs)
-    ranked = []
-    for candidate in inputs.candidates:
-        rows = inputs.prompt_tokens + inputs.max_new_tokens
-        resident = max((b.tokens for b in candidate.boundaries if b.tier == 0), default=0)
-        for b in candidate.boundaries:
-            missing = inputs.prompt_tokens - 1 - b.tokens
-            credit = min(resident, b.tokens) // candidate.page_tokens
-            pages = -(-(rows + candidate.verify_rows) // candidate.page_tokens) - credit
-            eligible = (
-                candidate.online
-                and candidate.model_loaded
-                and rows <= candidate.context_tokens
-                and missing >= 0
-                and pages <= candidate.free_pages + candidate.reclaimable_pages
-                and candidate.worker not in inputs.excluded
-            )
-            if eligible:
-                ttft = max(candidate.queue_ns, b.load_ns) + b.restore_ns
-                ttft += missing * candidate.prefill_ns_per_token + candidate.first_token_ns
-                ranked.append((ttft, -b.tokens, candidate.worker.encode(), b.tier))
-    ranked.sort()
-    assert len(set(ranked)) == len(ranked)
+    rows = expected_rows(inputs)
+    assert list(zip(*answer.columns, strict=True)) == rows
+    ranked = sorted(
+        (row[8], -row[2], inputs.workers[row[0]].encode(), row[1]) for row in rows if not row[3]
+    )
     if not ranked:
         assert answer.choice.worker == ""
         return
@@ -166,3 +174,49 @@ def test_the_choice_is_the_least_eligible_alternative_of_a_total_order(seed: int
     if len(ranked) > 1:
         settled = next(n for n in range(4) if ranked[0][n] != ranked[1][n])
         assert answer.tie_break == settled
+
+
+@settings(deadline=None)
+@given(st.integers(0, 2**32))
+def test_alternatives_and_choice_are_those_of_the_contract(seed: int) -> None:
+    inputs = drawn_inputs("ROUTE", seed)
+    assert isinstance(inputs, RouteInputs)
+    check_against_contract(inputs)
+
+
+_SELDOM = st.sampled_from([True] * 9 + [False])
+_EVEN = st.fixed_dictionaries(
+    {
+        "online": _SELDOM,
+        "model_loaded": _SELDOM,
+        "context_tokens": st.sampled_from([8_192] * 9 + [100]),
+        "verify_rows": st.sampled_from([4] * 9 + [9]),
+        "free_pages": st.sampled_from([1_000] * 9 + [3]),
+        "queue_ns": st.integers(0, 3),
+        "prefill_ns_per_token": st.integers(0, 2),
+    }
+)
+
+
+@settings(deadline=None)
+@given(
+    st.lists(_EVEN, min_size=1, max_size=8),
+    st.integers(1, 200),
+    st.sampled_from([(), (), ("w0",)]),
+    st.lists(st.sampled_from([(-1, 0), (Tier.DEVICE, 60), (Tier.SSD, 40)]), max_size=2),
+)
+def test_what_all_workers_have_in_common_makes_no_difference(
+    drawn: list[dict[str, int]],
+    prompt: int,
+    excluded: tuple[str, ...],
+    more: list[tuple[int, int]],
+) -> None:
+    """Few workers differ in anything, so that shortcuts are taken, nearly taken and missed."""
+    first = tuple(
+        Boundary(tier, tokens, 0, 0) for tier, tokens in dict.fromkeys([(-1, 0), *sorted(more)])
+    )
+    candidates = [
+        worker(f"w{number}", *(first if number == 1 else (RECOMPUTE,)), **changes)
+        for number, changes in enumerate(drawn)
+    ]
+    check_against_contract(route(*candidates, prompt=prompt, new=10, excluded=excluded))
