@@ -40,7 +40,7 @@ def boundaries_by_rule(
     schema = pa.schema([(c.name, ARROW_TYPES[c.type]) for c in PROMPT.columns])
     given = pa.table([range(len(prompt)), list(prompt)], schema=schema)
     chunks = replica.query(
-        "?- chunk_of(I, Node).",
+        "?- chunk_of(I, Node, Part).",
         {"fingerprint": fingerprint},
         inputs={"prompt": given},
         as_of=as_of,

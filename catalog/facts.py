@@ -34,6 +34,7 @@ class KindId(IntEnum):
     TENANT = 24
     WORKER_EPOCH = 25
     REUSE = 26
+    LAYOUT_PART = 27
 
     WORKER_STARTED = 64
     KEYFRAME = 65
@@ -131,6 +132,12 @@ def _table() -> dict[int, Kind]:
         (KindId.TENANT, content.Tenant, Role.CATALOG, ("tenant",)),
         (KindId.WORKER_EPOCH, content.WorkerEpoch, Role.CATALOG, ("worker",)),
         (KindId.REUSE, content.Reuse, Role.CATALOG, ("node_id", "worker")),
+        (
+            KindId.LAYOUT_PART,
+            content.LayoutPart,
+            Role.CATALOG,
+            ("layout_digest", "group", "shard"),
+        ),
         (KindId.WORKER_STARTED, worker.WorkerStarted, Role.JOURNAL, ("worker", "worker_epoch")),
         (KindId.KEYFRAME, worker.Keyframe, Role.JOURNAL, ()),
         (KindId.REQUEST_QUEUED, worker.RequestQueued, Role.COMMAND, ("stream",)),

@@ -5,8 +5,9 @@ so the position it saw is exact. Owns no I/O and no database. What it answers is
 rules in ``rules/boundaries.dl``; replay rebuilds it from facts.
 
 A holder is a (worker, tier) and has one bit, given in the order in which holders first report a
-ready copy. A holder has a node when it has a ready copy of every part that is bound to the node,
-and there is at least one part. Publishers bind a node and all of its parts in one transaction.
+ready copy. A holder has a node when it has a ready copy of every part that the layout of the
+node's model demands; where the log states no layout of the model, of every part that is bound, and
+there is at least one. Publishers bind a node and all of its parts in one transaction.
 """
 
 from __future__ import annotations
@@ -20,12 +21,15 @@ from .envelope import Fact, Op, Run
 from .errors import BadInputError, CorruptionError, InvariantError
 from .facts import KindId, decode_body
 from .identity import node_id, part_id
-from .kinds.content import Copy, CopyState, Node, Part
+from .kinds.content import Copy, CopyState, LayoutPart, Model, Node, Part
 
 HOLDERS_MAX = 65_536
 """Most (worker, tier) pairs over the life of a log; masks are as wide as the pairs seen."""
 
-_FOLDED = frozenset((KindId.NODE, KindId.PART, KindId.COPY))
+LOOKED_UP = frozenset(
+    map(int, (KindId.MODEL, KindId.LAYOUT_PART, KindId.NODE, KindId.PART, KindId.COPY))
+)
+"""The kinds of fact that look-ups rest on."""
 
 
 class Entry(msgspec.Struct, frozen=True, gc=False):
@@ -68,7 +72,7 @@ class CatalogChanges:
         for run in runs:
             for transaction in run.transactions:
                 for wire in transaction.facts:
-                    if wire.kind in _FOLDED:
+                    if wire.kind in LOOKED_UP:
                         changes.append(_change(seq, wire.op, wire.kind, wire.schema_v, wire.body))
                     seq += 1
         return cls(first_seq, seq, tuple(changes))
@@ -83,7 +87,9 @@ class LiveIndex:
         "_entries",
         "_holders",
         "_keys",
+        "_layouts",
         "_locations",
+        "_models",
         "_parts",
         "_ready",
         "position",
@@ -92,6 +98,8 @@ class LiveIndex:
     def __init__(self) -> None:
         self.position = 0
         self._entries: dict[bytes, dict[bytes, Entry]] = {}  # fingerprint -> prefix -> entry
+        self._models: dict[bytes, bytes] = {}  # fingerprint -> layout
+        self._layouts: dict[bytes, frozenset[tuple[int, int]]] = {}  # -> (group, shard) demanded
         self._keys: dict[bytes, tuple[bytes, bytes]] = {}  # node -> (fingerprint, prefix)
         self._bound: dict[bytes, dict[bytes, Part]] = {}  # node -> part -> its newest fact
         self._parts: dict[bytes, bytes] = {}  # part -> node
@@ -104,6 +112,10 @@ class LiveIndex:
         """The chunk that ends the prefix, when it is known."""
         entries = self._entries.get(fingerprint)
         return None if entries is None else entries.get(prefix)
+
+    def layout_digest(self, fingerprint: bytes) -> bytes | None:
+        """Digest of the layout that the log states for a model; None where it states none."""
+        return self._models.get(fingerprint)
 
     def holder(self, bit: int) -> tuple[str, int]:
         """(worker, tier) behind a bit of a mask; the worker is empty for the object store.
@@ -126,7 +138,7 @@ class LiveIndex:
         if bit is None or entry is None or not entry.mask >> bit & 1:
             return ()
         found = []
-        for part in self._bound[node_id(fingerprint, prefix)].values():
+        for part in self._counted(fingerprint, node_id(fingerprint, prefix)):
             location = self._locations[(part.part_id, bit)]
             found.append(
                 StoredPart(
@@ -148,7 +160,7 @@ class LiveIndex:
             if fact.seq != position:
                 raise _gap(fact.seq, position)
             position += 1
-            if fact.kind in _FOLDED:
+            if fact.kind in LOOKED_UP:
                 changes.append(_change(fact.seq, fact.op, fact.kind, fact.schema_v, fact.body))
         self._take(changes)
         self.position = position
@@ -171,6 +183,10 @@ class LiveIndex:
                 self._part(body, holds)
             elif isinstance(body, Node):
                 self._node(body, holds)
+            elif isinstance(body, LayoutPart):
+                self._layout_part(body, holds)
+            elif isinstance(body, Model):
+                self._model(body, holds)
 
     def _copy(self, body: Copy, ready: bool) -> None:
         holder = (body.worker, body.tier)
@@ -225,15 +241,45 @@ class LiveIndex:
             if not entries:
                 del self._entries[body.fingerprint]
 
+    def _model(self, body: Model, holds: bool) -> None:
+        if holds:
+            self._models[body.fingerprint] = body.layout_digest
+        else:
+            self._models.pop(body.fingerprint, None)
+        self._refresh_model(body.fingerprint)
+
+    def _layout_part(self, body: LayoutPart, holds: bool) -> None:
+        demanded = self._layouts.get(body.layout_digest, frozenset())
+        one = {(body.group, body.shard)}
+        self._layouts[body.layout_digest] = demanded | one if holds else demanded - one
+        for fingerprint, layout in self._models.items():
+            if layout == body.layout_digest:
+                self._refresh_model(fingerprint)
+
+    def _refresh_model(self, fingerprint: bytes) -> None:
+        """Its layout is stated before its nodes, so that there is hardly ever one to refresh."""
+        for prefix in self._entries.get(fingerprint, {}):
+            self._refresh(node_id(fingerprint, prefix))
+
+    def _demanded(self, fingerprint: bytes) -> frozenset[tuple[int, int]]:
+        """(group, shard) of each part that the model's layout demands; empty: none is stated."""
+        return self._layouts.get(self._models.get(fingerprint, b""), frozenset())
+
+    def _counted(self, fingerprint: bytes, node: bytes) -> list[Part]:
+        """The bound parts that a node is made of: those of its layout, where one is stated."""
+        bound = self._bound.get(node, {}).values()
+        demanded = self._demanded(fingerprint)
+        return [p for p in bound if not demanded or (p.group, p.shard) in demanded]
+
     def _refresh(self, node: bytes) -> None:
         """Bring a known node's size and mask up to date with its parts and their copies."""
         key = self._keys.get(node)
         if key is None:
             return
-        bound = self._bound.get(node, {})
-        mask = -1 if bound else 0
+        parts = self._counted(key[0], node)
+        mask = -1 if parts and len(parts) >= len(self._demanded(key[0])) else 0
         size_bytes = 0
-        for part in bound.values():
+        for part in parts:
             mask &= self._ready.get(part.part_id, 0)
             size_bytes += part.size_bytes
         old = self._entries[key[0]][key[1]]

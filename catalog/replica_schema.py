@@ -276,13 +276,14 @@ PROMPT = Relation(
 
 CHUNK = Relation(
     "chunk",
-    (Column("i", Type.INT), Column("node_e", Type.INT)),
+    (Column("i", Type.INT), Column("node_e", Type.INT), Column("part_e", Type.INT)),
     "given_chunk",
-    (("i",),),
+    (("i", "part_e"),),
     provided=True,
 )
-"""The chunks of a prompt by node, handed in with a query: i from 0 without gaps, the node's ``e``
-or -1 where none is known. The rule ``chunk_of`` finds them from ``prompt``."""
+"""The wanted parts of a prompt's chunks, handed in with a query: i from 0 without gaps, the node's
+``e`` or -1 where none is known, the part's ``e`` or -1 where none is bound. The rule ``chunk_of``
+finds them from ``prompt``."""
 
 SCHEMA = Schema([*_relations(), PROMPT, CHUNK])
 """The base relations of every replica."""

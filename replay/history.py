@@ -13,7 +13,7 @@ from typing import TypeVar
 from pagetrail.catalog.envelope import Op, WireFact
 from pagetrail.catalog.facts import decode_body
 from pagetrail.catalog.index import Entry
-from pagetrail.catalog.kinds.content import Copy, CopyState, Node, Part
+from pagetrail.catalog.kinds.content import Copy, CopyState, LayoutPart, Model, Node, Part
 
 V = TypeVar("V")
 UNBOUND = -1
@@ -32,6 +32,7 @@ class _Node:
 class _Part:
     """A part: (position from which, its size or -1 while it is not bound)."""
 
+    place: tuple[int, int]  # (group, shard)
     sizes: list[tuple[int, int]] = field(default_factory=list)
 
 
@@ -39,6 +40,8 @@ class CatalogHistory:
     """Every state of the catalog that look-ups can read."""
 
     def __init__(self) -> None:
+        self._models: dict[bytes, list[tuple[int, bytes]]] = {}  # fingerprint -> its layouts
+        self._layouts: dict[bytes, dict[tuple[int, int], list[tuple[int, bool]]]] = {}
         self._nodes: dict[tuple[bytes, bytes], _Node] = {}
         self._parts_of: dict[bytes, dict[bytes, _Part]] = {}  # by node id, known or not yet
         self._ready: dict[bytes, list[tuple[int, int]]] = {}  # part -> (position from which, mask)
@@ -59,6 +62,12 @@ class CatalogHistory:
             self._add_part(body, present, since)
         elif isinstance(body, Copy):
             self._add_copy(body, present and body.state == CopyState.READY, since)
+        elif isinstance(body, Model):
+            layout = body.layout_digest if present else b""
+            self._models.setdefault(body.fingerprint, []).append((since, layout))
+        elif isinstance(body, LayoutPart):
+            parts = self._layouts.setdefault(body.layout_digest, {})
+            parts.setdefault((body.group, body.shard), []).append((since, present))
 
     def at(self, position: int) -> CatalogAt:
         """The catalog as of a position."""
@@ -74,7 +83,7 @@ class CatalogHistory:
 
     def _add_part(self, body: Part, present: bool, since: int) -> None:
         parts = self._parts_of.setdefault(body.node_id, {})
-        part = parts.setdefault(body.part_id, _Part())
+        part = parts.setdefault(body.part_id, _Part((body.group, body.shard)))
         part.sizes.append((since, body.size_bytes if present else UNBOUND))
 
     def _add_copy(self, body: Copy, ready: bool, since: int) -> None:
@@ -105,16 +114,26 @@ class CatalogAt:
         node = history._nodes.get((fingerprint, prefix))
         if node is None or not _value_at(node.known, position, False):
             return None
-        mask, size_bytes, bound = -1, 0, False
+        demanded = self._demanded(fingerprint)
+        mask, size_bytes, bound = -1, 0, 0
         for part_id, part in node.parts.items():
             size = _value_at(part.sizes, position, UNBOUND)
-            if size != UNBOUND:
-                bound = True
+            if size != UNBOUND and (not demanded or part.place in demanded):
+                bound += 1
                 size_bytes += size
                 mask &= _value_at(history._ready.get(part_id, []), position, 0)
         body = node.body
+        whole = bound and bound >= len(demanded)
         return Entry(
-            body.parent_prefix, body.token_start, body.token_end, size_bytes, mask if bound else 0
+            body.parent_prefix, body.token_start, body.token_end, size_bytes, mask if whole else 0
+        )
+
+    def _demanded(self, fingerprint: bytes) -> frozenset[tuple[int, int]]:
+        """(group, shard) of each part that the model's layout demands; empty: none is stated."""
+        layout = _value_at(self._history._models.get(fingerprint, []), self.position, b"")
+        parts = self._history._layouts.get(layout, {})
+        return frozenset(
+            place for place, states in parts.items() if _value_at(states, self.position, False)
         )
 
     def holder(self, bit: int) -> tuple[str, int]:

@@ -16,6 +16,7 @@ import msgspec
 from pagetrail.catalog.envelope import Cause, Run, Transaction
 from pagetrail.catalog.errors import BadInputError, CorruptionError, PagetrailError
 from pagetrail.catalog.facts import KINDS, KindId, Role, decode_body
+from pagetrail.catalog.index import LOOKED_UP
 from pagetrail.catalog.kinds.system import WriterEpochStarted
 from pagetrail.controlplane.log.frames import FORMAT_VERSION, HEADER_BYTES, Frame, outline_runs
 from pagetrail.controlplane.log.reader import LogWalk
@@ -27,7 +28,6 @@ from .registers import Registers
 
 _SPLIT = msgspec.msgpack.Decoder(tuple[msgspec.Raw, ...])
 _TRANSACTIONS = msgspec.msgpack.Decoder(tuple[Transaction, ...])
-_LOOKED_UP = frozenset(map(int, (KindId.NODE, KindId.PART, KindId.COPY)))
 _JOURNALED = frozenset(
     int(kind.id)
     for kind in KINDS.values()
@@ -152,7 +152,7 @@ class LogReading:
             if not self._met(cause):
                 self._unmet.append((epoch, transaction.client_seq, cause))
         for place, wire in enumerate(facts):
-            if wire.kind in _LOOKED_UP:
+            if wire.kind in LOOKED_UP:
                 try:
                     self.history.add(position + place, wire)
                 except UNREADABLE as error:

@@ -46,6 +46,14 @@ class Layout(msgspec.Struct, frozen=True, array_like=True):
     encoding: Annotated[bytes, Meta(description="canonical encoding of the StateLayout")]
 
 
+class LayoutPart(msgspec.Struct, frozen=True, array_like=True):
+    """A part that every node of the layout must have; stated with the layout, all at once."""
+
+    layout_digest: Annotated[Digest, Meta(description="layout that demands it")]
+    group: Annotated[int, Meta(description="layout group")]
+    shard: Annotated[int, Meta(description="tensor shard; 0 when there is one")]
+
+
 class Node(msgspec.Struct, frozen=True, array_like=True):
     """A durable prefix: one chunk and, through its parent, everything before it."""
 

@@ -12,7 +12,7 @@ import msgspec
 from pagetrail.catalog.envelope import Cause, Fact, Op, WireFact
 from pagetrail.catalog.facts import fact
 from pagetrail.catalog.identity import ROOT, node_id, part_id, salted_root
-from pagetrail.catalog.kinds.content import Copy, CopyState, Node, Part, Tier
+from pagetrail.catalog.kinds.content import Copy, CopyState, LayoutPart, Model, Node, Part, Tier
 
 
 def digest(*what: object) -> bytes:
@@ -100,6 +100,9 @@ class RandomCatalog:
 
     def step(self) -> None:
         rnd = self.rnd
+        if rnd.random() < 0.06:
+            self._say_layout()
+            return
         fingerprint, chain, tenant = rnd.choice(self.prompts)
         k = rnd.randrange(len(chain) - 1)
         node = node_of(fingerprint, chain[k + 1], chain[k], k * 256, tenant)
@@ -118,6 +121,19 @@ class RandomCatalog:
             chosen = parts if rnd.random() < 0.8 else [rnd.choice(parts)]
             copies = [Copy(p.part_id, worker, tier, state, f"k{k}") for p in chosen]
             self.history.say(*copies, op=op)
+
+    def _say_layout(self) -> None:
+        """One of the models has a layout of one or two groups, stated, changed and taken back."""
+        rnd = self.rnd
+        layout = digest("layout", rnd.randrange(2))
+        body = rnd.choice(
+            (
+                Model(self.fingerprints[1], "m", "llama", layout, 256),
+                LayoutPart(layout, 0, 0),
+                LayoutPart(layout, 1, 0),
+            )
+        )
+        self.history.say(body, op=Op.RETRACT if rnd.random() < 0.2 else Op.ASSERT)
 
 
 def filled(struct: type[msgspec.Struct], **fields: object) -> msgspec.Struct:

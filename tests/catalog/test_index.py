@@ -162,8 +162,8 @@ def test_a_gap_is_refused() -> None:
 
 
 def test_a_recorded_lookup_is_rebuilt_by_rule_from_its_edge_and_a_wrong_one_is_told() -> None:
-    catalog = RandomCatalog(7, chunks=5)
-    for _ in range(120):
+    catalog = RandomCatalog(7, chunks=4)
+    for _ in range(300):
         catalog.step()
     history, index = catalog.history, LiveIndex()
     index.apply(history.facts)

@@ -7,15 +7,21 @@ from collections.abc import Iterator
 import pytest
 from histories import History, digest, filled, node_of, parts_of
 
+from pagetrail.catalog.boundaries import boundaries_by_rule
 from pagetrail.catalog.datalog import explain
 from pagetrail.catalog.envelope import Op
 from pagetrail.catalog.facts import KindId, decision_fact
 from pagetrail.catalog.identity import ROOT
+from pagetrail.catalog.index import LiveIndex
 from pagetrail.catalog.kinds.content import (
     Copy,
     Demand,
+    Layout,
+    LayoutPart,
+    Model,
     RetentionLease,
     RetentionRoot,
+    Reuse,
     Tenant,
     Tier,
 )
@@ -143,7 +149,7 @@ def test_reconciliation(world: World) -> None:
         ("capture", lost, world.part(world.c, 0), "w0", SSD, 7),
         ("capture", lost, world.part(world.c, 1), "w0", SSD, 7),
     }
-    assert world.ask("unknown_wanted(D, N)", now_us=50) == {(void, void)}
+    assert world.ask("unpublished(D, N)", now_us=50) == {(void, void)}
     assert world.ask("unsatisfied(D)", now_us=100) == {(void,)}
 
 
@@ -231,3 +237,106 @@ def test_tenants(world: World) -> None:
     assert world.ask("tenant_bytes(T, B)") == {("", 2 * half), ("t", half)}
     assert world.ask("tenant_share(T, S)") == {("", 666_666), ("t", 333_333)}
     assert world.ask("quota_breach(T, B, Q)") == {("t", half, half - 1)}
+
+
+class LaidOut:
+    """A model whose layout has two groups, and one node that is published part by part."""
+
+    def __init__(self) -> None:
+        self.history, self.layout = History(), digest("layout")
+        self.node = node_of(F, digest("a"), ROOT, 0)
+        self.parts = parts_of(self.node.node_id, 3)  # the third is of no group of the layout
+        self.history.say(
+            Model(F, "m", "gemma", self.layout, 256),
+            Layout(self.layout, b"encoding"),
+            LayoutPart(self.layout, 0, 0),
+            LayoutPart(self.layout, 1, 0),
+        )
+        self.e = len(self.history.facts)
+
+    def ready(self, *parts: int) -> None:
+        copies = [Copy(self.parts[p].part_id, "w0", SSD, READY, "k") for p in parts]
+        self.history.say(*[self.parts[p] for p in parts], *copies)
+
+    def seen(self) -> tuple[bool, bool, bool, bool]:
+        """Whether the node is whole by ``complete``, ``complete_at``, ``boundary``, the index."""
+        facts, end = self.history.facts, len(self.history.facts)
+        index = LiveIndex()
+        index.apply(facts)
+        entry = index.entry(F, digest("a"))
+        assert entry is not None
+        with open_replica(None, self.history) as replica:
+            replica.apply(facts, self.history.chain(end))
+            held = boundaries_by_rule(replica, F, (digest("a"),), end).held
+            return (
+                replica.query("?- complete(Node).").num_rows == 1,
+                replica.query("?- complete_at(Node, W, T).").num_rows == 1,
+                held == {("w0", SSD, 1)},
+                entry.mask != 0,
+            )
+
+
+def test_the_layout_demands_the_parts_whatever_happens_to_be_published() -> None:
+    world = LaidOut()
+    world.history.say(world.node)
+    world.ready(0)
+    assert world.seen() == (False, False, False, False)
+    world.ready(1)
+    assert world.seen() == (True, True, True, True)
+    world.history.say(world.parts[1], op=Op.RETRACT)
+    assert world.seen() == (False, False, False, False)
+
+
+def test_parts_of_another_layout_make_no_node_whole_and_are_named() -> None:
+    world = LaidOut()
+    world.history.say(world.node)
+    world.ready(0, 2)
+    assert world.seen() == (False, False, False, False)
+    with open_replica(None, world.history) as replica:
+        replica.apply(world.history.facts, world.history.chain(len(world.history.facts)))
+        foreign = replica.query("?- foreign_part(Node, Part).").to_pylist()
+        assert foreign == [{"Node": world.e, "Part": world.e + 2}]
+        assert replica.query("?- unbound_part(Node, G, S).").to_pylist() == [
+            {"Node": world.e, "G": 1, "S": 0}
+        ]
+    world.ready(1)
+    assert world.seen() == (True, True, True, True)
+
+
+def test_a_layout_that_is_stated_late_decides_over_nodes_already_there() -> None:
+    world = LaidOut()
+    world.history = History()
+    world.history.say(world.node)
+    world.ready(0)
+    assert world.seen() == (True, True, True, True)
+    world.history.say(
+        Model(F, "m", "gemma", world.layout, 256),
+        LayoutPart(world.layout, 0, 0),
+        LayoutPart(world.layout, 1, 0),
+    )
+    assert world.seen() == (False, False, False, False)
+
+
+def test_ways_to_find_nodes(world: World) -> None:
+    stated = 1_000  # log time of the first transaction; the others are 10 us apart by position
+    world.history.say(Model(F, "m", "llama", digest("layout"), 256))
+    world.history.say(Model(digest("g"), "other", "llama", digest("layout"), 256))
+    world.history.say(Demand("d", world.id(world.b), "", OBJECT, "alice", "t", 1, 0))
+    world.history.say(RetentionLease("l", world.id(world.c), "bob", 0))
+    world.history.say(
+        Reuse(world.id(world.a), "w0", 3, 768), Reuse(world.id(world.a), "w1", 3, 768)
+    )
+    a, b, c = world.a, world.b, world.c
+    assert world.ask('node_of_model("m", N)') == {(a,), (b,), (c,)}
+    assert world.ask('node_of_model("other", N)') == set()
+    assert world.ask(f"child({a}, N)") == {(b,)}
+    assert world.ask(f"below({a}, N)") == {(b,), (c,)}
+    assert world.ask("node_at(N)", fingerprint=F, prefix=digest("b")) == {(b,)}
+    assert world.ask("holds_token(N)", token=256) == {(b,)}
+    assert world.ask('node(e: N, tenant: "t")') == {(c,)}
+    assert world.ask('wanted_by("alice", N, Why)') == {(b, "demand")}
+    assert world.ask('wanted_by("bob", N, Why)') == {(c, "lease")}
+    assert world.ask("stated_at(N, T)") == {(a, stated), (b, stated + 30), (c, stated + 60)}
+    assert world.ask("stated_between(N)", from_us=stated + 1, to_us=stated + 60) == {(b,)}
+    assert world.ask("reused(N, H, T)") == {(a, 6, 1536)}
+    assert world.ask("never_reused(N)") == {(b,), (c,)}

@@ -12,7 +12,7 @@ from pagetrail.catalog.envelope import Fact, Op, WireFact
 from pagetrail.catalog.facts import KindId, encode_body
 from pagetrail.catalog.identity import ROOT, node_id, part_id
 from pagetrail.catalog.index import LiveIndex
-from pagetrail.catalog.kinds.content import Copy, CopyState, Node, Part
+from pagetrail.catalog.kinds.content import Copy, CopyState, LayoutPart, Model, Node, Part
 from pagetrail.replay.history import CatalogHistory
 
 FINGERPRINT = hashlib.sha256(b"model").digest()
@@ -32,14 +32,20 @@ def _random_facts(seed: int, count: int) -> tuple[list[Fact], list[bytes]]:
         group = draw.randrange(2)
         part = part_id(node, group, 0)
         op = Op.ASSERT if draw.random() < 0.8 else Op.RETRACT
-        pick = draw.randrange(4)
+        pick = draw.randrange(40)
         if pick == 0:
+            layout = hashlib.sha256(b"layout %d" % draw.randrange(2)).digest()
+            facts.append(_fact(seq, KindId.MODEL, Model(FINGERPRINT, "m", "llama", layout, 4), op))
+        elif pick == 1:
+            layout = hashlib.sha256(b"layout %d" % draw.randrange(2)).digest()
+            facts.append(_fact(seq, KindId.LAYOUT_PART, LayoutPart(layout, group, 0), op))
+        elif pick < 12:
             parent = prefixes[place - 1] if place else ROOT
             body: msgspec.Struct = Node(
                 node, FINGERPRINT, prefixes[place], parent, place * 4, place * 4 + 4, ""
             )
             facts.append(_fact(seq, KindId.NODE, body, op))
-        elif pick == 1:
+        elif pick < 22:
             body = Part(part, node, group, 0, hashlib.sha256(part).digest(), 10 + group)
             facts.append(_fact(seq, KindId.PART, body, op))
         else:
