@@ -13,7 +13,7 @@ from pagetrail.catalog.errors import BadInputError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from pagetrail.controlplane.cluster.simulator.world import SimReport, SimSettings
+    from pagetrail.controlplane.cluster.simulator.setting import SimReport, SimSettings
 
 SEEDS_MAX = 1_000_000
 
@@ -41,7 +41,7 @@ def _shape(command: Callable[..., Any]) -> Callable[..., Any]:
 def _settings(
     seed: int, workers: int, pages: int, seconds: int, requests_per_s: int, fault_every_ms: int
 ) -> SimSettings:
-    from pagetrail.controlplane.cluster.simulator.world import SimSettings
+    from pagetrail.controlplane.cluster.simulator.setting import SimSettings
 
     return SimSettings(
         seed=seed,
@@ -140,8 +140,9 @@ def replay(ctx: click.Context, scenario: Path, rewrite: bool) -> None:
 
 def _line(report: SimReport) -> str:
     verdicts = ", ".join(f"{count} {verdict}" for verdict, count in report.verdicts.items())
+    faults = sum(report.faults.values())
     return (
-        f"seed {report.seed}: {report.requests} requests ({verdicts}), {report.faults} faults, "
+        f"seed {report.seed}: {report.requests} requests ({verdicts}), {faults} faults, "
         f"{report.facts} facts, {report.events} events, digest {report.digest[:16]}; "
         + (f"VIOLATION {report.violation}" if report.violation else "no violation")
     )

@@ -1,8 +1,8 @@
-"""The log in the simulator: the production sequencer, frames that survive a crash, spools.
+"""Clients of the log in the simulator: spools that outlive their process, followers of the stream.
 
-Owns what is durable: the writer's sealed frames and each client's spool. A writer that crashes
-loses what it had gathered and not sealed; a client that crashes loses nothing it had spooled.
-Shipping, acknowledging, following and fetching are messages on the simulated network.
+Shipping, acknowledging, following and fetching are messages on the simulated network. A client
+that crashes loses nothing it had spooled; one whose machine loses power loses at most what its
+spool had not synced, and never what was acknowledged. The writer is in ``writer``.
 """
 
 from __future__ import annotations
@@ -11,23 +11,16 @@ from dataclasses import dataclass, field
 
 from pagetrail.catalog.envelope import Run, Transaction
 from pagetrail.catalog.errors import InvariantError
-from pagetrail.catalog.index import LiveIndex
-from pagetrail.controlplane.journal import Journal
+from pagetrail.catalog.index import CatalogChanges, LiveIndex
 from pagetrail.controlplane.log.cursor import StreamCursor
 from pagetrail.controlplane.log.frames import CHAIN_START, Frame
 from pagetrail.controlplane.log.limits import LogLimits
-from pagetrail.controlplane.log.sequencer import NotTaken, Sequencer
-from pagetrail.controlplane.log.transactions import encode_transactions
 from pagetrail.controlplane.log.wire import Head
 
-from .network import Network
-from .timeline import Timeline
-
 WRITER = "writer"
-SYNC_US = 800
-HEARTBEAT_US = 100_000
-RETRY_US = 150_000
+RETRY_US = 300_000
 SHIP_MAX = 256  # transactions a message carries at most
+SPOOL_SYNC_US = LogLimits().spool_sync_after_ns // 1_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +42,25 @@ class ShipAnswer:
 
 
 @dataclass(frozen=True, slots=True)
+class ReadFrame:
+    """A frame with what it says; the same for whoever reads it, so it is decoded once."""
+
+    frame: Frame
+    runs: tuple[Run, ...]
+    changes: CatalogChanges
+
+    @classmethod
+    def of(cls, frame: Frame) -> ReadFrame:
+        """Decode a frame."""
+        runs = frame.runs()
+        return cls(frame, runs, CatalogChanges.of_runs(frame.first_seq, runs))
+
+
+@dataclass(frozen=True, slots=True)
 class Live:
     """A sealed frame, or the bare head."""
 
-    frame: Frame | None
+    read: ReadFrame | None
     head: Head
 
 
@@ -67,160 +75,79 @@ class Fetch:
 class Fetched:
     """The answer to a fetch."""
 
-    frames: tuple[Frame, ...]
+    reads: tuple[ReadFrame, ...]
     head: Head
 
 
 @dataclass(slots=True)
-class SimWriter:
-    """The one writer. ``frames`` is its disk."""
+class SpooledEpoch:
+    """One epoch: all that was ever spooled, of which only the first ``end`` are still there."""
 
-    timeline: Timeline
-    network: Network
-    followers: list[str]
-    frames: list[Frame] = field(default_factory=list)
-    up: bool = False
-    _epoch: int = 0
-    _incarnation: int = 0
-    _sequencer: Sequencer | None = None
-    _sealing: bool = False
-    _answers: list[tuple[str, str, int]] = field(default_factory=list)
+    transactions: list[Transaction] = field(default_factory=list)
+    spooled_us: list[int] = field(default_factory=list)
+    acknowledged: int = 0
+    end: int = 0
 
-    def start(self) -> None:
-        """Recover from the frames and serve."""
-        self._epoch += 1
-        self._incarnation += 1
-        self._sequencer = Sequencer(LogLimits())
-        self._sequencer.replay(self.frames)
-        self._sequencer.start_epoch(self._epoch, "logical")
-        self._answers = []
-        self._sealing = False
-        self.up = True
-        self.network.attach(WRITER, self._heard)
-        self._seal_soon()
-        self._beat(self._incarnation)
-
-    def crash(self) -> None:
-        """Lose everything but the frames."""
-        self.up = False
-        self._sequencer = None
-        self.network.detach(WRITER)
-
-    def head(self) -> Head:
-        """Where the durable log stands."""
-        last = self.frames[-1] if self.frames else None
-        if last is None:
-            return Head(self._epoch, 0, CHAIN_START)
-        return Head(self._epoch, last.next_seq, last.chain)
-
-    def _heard(self, sender: str, message: object) -> None:
-        match message:
-            case Ship():
-                self._take(sender, message)
-            case Fetch():
-                frames = tuple(frame for frame in self.frames if frame.next_seq > message.from_seq)
-                self.network.send(WRITER, sender, Fetched(frames, self.head()))
-            case _:
-                raise InvariantError(f"the writer was sent {type(message).__name__}")
-
-    def _take(self, sender: str, ship: Ship) -> None:
-        sequencer = self._sequencer
-        if sequencer is None:
-            return
-        answer = sequencer.admit(
-            ship.client,
-            ship.client_epoch,
-            ship.transactions,
-            encode_transactions(ship.transactions),
-        )
-        if isinstance(answer, NotTaken):
-            next_seq, _ = sequencer.expected(ship.client, ship.client_epoch)
-            refusal = ShipAnswer(ship.client_epoch, next_seq, taken=False)
-            self.network.send(WRITER, sender, refusal)
-            return
-        self._answers.append((sender, ship.client, ship.client_epoch))
-        self._seal_soon()
-
-    def _seal_soon(self) -> None:
-        if not self._sealing:
-            self._sealing = True
-            incarnation = self._incarnation
-            self.timeline.after(SYNC_US, lambda: self._seal(incarnation))
-
-    def _seal(self, incarnation: int) -> None:
-        sequencer = self._sequencer
-        if sequencer is None or incarnation != self._incarnation:
-            return
-        self._sealing = False
-        frame = sequencer.seal(self.timeline.now_us)
-        if frame is not None:
-            self.frames.append(frame)
-            for follower in self.followers:
-                self.network.send(WRITER, follower, Live(frame, self.head()))
-        answers, self._answers = self._answers, []
-        for sender, client, client_epoch in answers:
-            next_seq, _ = sequencer.expected(client, client_epoch)
-            self.network.send(WRITER, sender, ShipAnswer(client_epoch, next_seq))
-
-    def _beat(self, incarnation: int) -> None:
-        if not self.up or incarnation != self._incarnation:
-            return
-        for follower in self.followers:
-            self.network.send(WRITER, follower, Live(None, self.head()))
-        self.timeline.after(HEARTBEAT_US, lambda: self._beat(incarnation))
+    @property
+    def cut(self) -> bool:
+        """Whether something was lost; it may have reached the log all the same."""
+        return self.end < len(self.transactions)
 
 
 @dataclass(slots=True)
 class SimSpool:
-    """A client's spool: every epoch's transactions, durable when they are appended."""
+    """A client's spool: every epoch's transactions, safe from a crash when they are appended."""
 
     client: str
-    epochs: dict[int, list[Transaction]] = field(default_factory=dict)
-    acknowledged: dict[int, int] = field(default_factory=dict)
+    full: bool = False  # no room for another request
+    epochs: dict[int, SpooledEpoch] = field(default_factory=dict)
 
-    def begin(self) -> tuple[int, Journal | None]:
-        """A new epoch, and where the one before ended."""
-        previous = max(self.epochs, default=0)
-        journal = None
-        if previous:
-            journal = Journal(self.client, previous)
-            for transaction in self.epochs[previous]:
-                journal.fold(transaction)
-        epoch = previous + 1
-        self.epochs[epoch] = []
-        self.acknowledged[epoch] = 0
-        return epoch, journal
+    def begin(self) -> int:
+        """A new epoch; durable at once."""
+        epoch = max(self.epochs, default=0) + 1
+        self.epochs[epoch] = SpooledEpoch()
+        return epoch
 
-    def append(self, epoch: int, transactions: list[Transaction]) -> None:
+    def append(self, epoch: int, transactions: list[Transaction], now_us: int) -> None:
         """Spool; the transactions must be the epoch's next."""
-        spooled = self.epochs[epoch]
+        book = self.epochs[epoch]
         for transaction in transactions:
-            if transaction.client_seq != len(spooled):
+            if transaction.client_seq != book.end:
                 raise InvariantError(
-                    f"{self.client} spools {transaction.client_seq} after {len(spooled)}"
+                    f"{self.client} spools {transaction.client_seq} after {book.end}"
                 )
-            spooled.append(transaction)
+            book.transactions.append(transaction)
+            book.spooled_us.append(now_us)
+            book.end += 1
+
+    def lose_unsynced(self, now_us: int) -> None:
+        """The machine loses power, and what its spool had not synced."""
+        for book in self.epochs.values():
+            kept = book.acknowledged
+            while kept < book.end and book.spooled_us[kept] + SPOOL_SYNC_US <= now_us:
+                kept += 1
+            book.end = min(book.end, kept)
 
     def next_to_ship(self) -> Ship | None:
         """The oldest epoch's transactions that are not known to be in the log."""
-        for epoch in sorted(self.epochs):
-            spooled, known = self.epochs[epoch], self.acknowledged[epoch]
-            if known < len(spooled):
-                return Ship(self.client, epoch, tuple(spooled[known : known + SHIP_MAX]))
+        for epoch, book in self.epochs.items():  # epochs are begun in order
+            known = book.acknowledged
+            if known < book.end:
+                some = book.transactions[known : min(book.end, known + SHIP_MAX)]
+                return Ship(self.client, epoch, tuple(some))
         return None
 
     def answered(self, answer: ShipAnswer) -> None:
         """The log holds everything of an epoch below a number."""
-        known = self.acknowledged.get(answer.client_epoch)
-        if not answer.taken and known is not None and answer.next_client_seq < known:
+        book = self.epochs[answer.client_epoch]
+        if not answer.taken and answer.next_client_seq < book.acknowledged:
             raise InvariantError(
                 f"the log holds {answer.next_client_seq} transactions of {self.client} epoch "
-                f"{answer.client_epoch}, and {known} were acknowledged"
+                f"{answer.client_epoch}, and {book.acknowledged} were acknowledged"
             )
-        if known is not None and answer.next_client_seq > known:
-            if answer.next_client_seq > len(self.epochs[answer.client_epoch]):
-                raise InvariantError(f"the log holds more of {self.client} than it spooled")
-            self.acknowledged[answer.client_epoch] = answer.next_client_seq
+        if answer.next_client_seq > len(book.transactions):
+            raise InvariantError(f"the log holds more of {self.client} than it spooled")
+        book.acknowledged = max(book.acknowledged, answer.next_client_seq)
 
 
 class Follower:
@@ -237,12 +164,12 @@ class Follower:
 
     def heard(self, message: Live | Fetched) -> list[Run]:
         """Take frames in; the runs of those that were new."""
-        frames = message.frames if isinstance(message, Fetched) else (message.frame,)
+        reads = message.reads if isinstance(message, Fetched) else (message.read,)
         runs: list[Run] = []
-        for frame in frames:
-            if frame is not None and self._cursor.take(frame):
-                self.index.apply(frame.facts())
-                runs += frame.runs()
+        for read in reads:
+            if read is not None and self._cursor.take(read.frame):
+                self.index.fold(read.changes)
+                runs += read.runs
         if message.head.head >= self._cursor.next_seq:
             self._cursor.hear(message.head)
         return runs

@@ -45,13 +45,13 @@ class Network:
 
     def send(self, sender: str, receiver: str, message: object) -> None:
         """Send a message; it may arrive never, once or twice."""
-        faults = self.faults
-        if self._draw.ppm(faults.lost_ppm):
+        faults, draw = self.faults, self._draw
+        if draw.ppm(faults.lost_ppm):
             return
-        copies = 2 if self._draw.ppm(faults.repeated_ppm) else 1
-        for _ in range(copies):
-            delay_us = self._draw.between(faults.delay_us_min, faults.delay_us_max)
-            self._timeline.after(delay_us, lambda: self._arrive(sender, receiver, message))
+        low, high = faults.delay_us_min, faults.delay_us_max
+        self._timeline.after(draw.between(low, high), self._arrive, sender, receiver, message)
+        if draw.ppm(faults.repeated_ppm):
+            self._timeline.after(draw.between(low, high), self._arrive, sender, receiver, message)
 
     def _arrive(self, sender: str, receiver: str, message: object) -> None:
         handler = self._handlers.get(receiver)

@@ -1,21 +1,23 @@
-"""Router and workers as nodes of the simulated cluster: thin interpreters of the real machines.
+"""Workers as nodes of the simulated cluster: thin interpreters of the real machines.
 
 A node is an incarnation of a machine with its spool, its follower of the log and its network
 handler. Everything in memory dies with the incarnation; the spool and what the tiers hold do not.
-Effects are carried out as the production processes do: spool first, then send.
+Effects are carried out as the production processes do: spool first, then send. The router's node
+is in ``router_node``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import msgspec
 
 from pagetrail.catalog.envelope import Run
 from pagetrail.catalog.facts import KindId, decode_body
-from pagetrail.catalog.kinds.content import Tier, WorkerEpoch
-from pagetrail.catalog.kinds.router import Answer, RouterStarted, WorkerObserved
+from pagetrail.catalog.kinds.content import WorkerEpoch
+from pagetrail.catalog.kinds.router import Answer, WorkerObserved
 from pagetrail.catalog.kinds.system import Refused
 from pagetrail.catalog.kinds.worker import WorkerStarted
 from pagetrail.controlplane.journal import Journal
@@ -23,84 +25,80 @@ from pagetrail.controlplane.policy.recorder import REFERENCE
 from pagetrail.controlplane.view import WorkerView
 
 from ..deciding import Decider
-from ..messages import (
-    Answered,
-    ArmOfferTimeout,
-    CancelAttempt,
-    Close,
-    Ended,
-    Incoming,
-    Offer,
-    Restore,
-    RouterEffect,
-)
-from ..modelfree import DeclaredCosts, Later, ModelFreeWorker
+from ..messages import Answered, CancelAttempt, Ended, Offer
+from ..modelfree import DeclaredCosts, Due, Later, ModelFreeWorker, RestoreDue
 from ..publisher import Publisher
-from ..router import RouterMachine
-from ..router_view import RouterView
 from ..worker import WorkerMachine
 from .log import RETRY_US, WRITER, Fetch, Fetched, Follower, Live, ShipAnswer, SimSpool
 from .network import Network
-from .timeline import Draw, Timeline
+from .stores import Stores, WorkerStores
+from .timeline import Timeline
 
 ROUTER = "router"
-HEARTBEAT_US = 100_000
-EXPIRY_US = 600_000
-OFFER_TIMEOUT_US = 400_000
+HEARTBEAT_US = 200_000
 KEYFRAME_EVERY = 200
 
 
 @dataclass(frozen=True, slots=True)
 class Beat:
-    """A worker's report with everything that lies on its device."""
+    """A worker's report with everything that lies on its device, and the router it obeys."""
 
     seen: WorkerObserved
     resident: frozenset[bytes]
     running: frozenset[tuple[int, int]]
+    router_epoch: int
 
 
-@dataclass(slots=True)
-class Stores:
-    """What the tiers hold, and how often they fail. Survives every crash."""
+@dataclass(frozen=True, slots=True)
+class Welcome:
+    """A router greets a worker; attempts of earlier epochs of the router are given up."""
 
-    draw: Draw
-    failing_ppm: int = 0
-    objects: set[tuple[str, int, bytes]] = field(default_factory=set)  # (holder, tier, prefix)
-
-    def view_of(self, worker: str) -> WorkerStores:
-        """The stores as one worker reaches them."""
-        return WorkerStores(self, worker)
+    router_epoch: int
 
 
-@dataclass(slots=True)
-class WorkerStores:
-    """``Tiers`` with faults: a write may fail or be lost later, a read may find nothing."""
+@dataclass(frozen=True, slots=True)
+class OfAttempt:
+    """A word about an attempt; what belongs to another epoch of the router is dropped."""
 
-    stores: Stores
-    worker: str
+    router_epoch: int
+    word: Offer | CancelAttempt | Answered | Ended
 
-    def restored_tokens(self, effect: Restore, chunk_tokens: int) -> int:
-        """Verified tokens: up to the first chunk that is missing or unreadable."""
-        reached = effect.first_token
-        first = effect.first_token // chunk_tokens
-        for place, prefix in enumerate(effect.chunks):
-            key = (self._holder(effect.tier), effect.tier, prefix)
-            if key not in self.stores.objects or self.stores.draw.ppm(self.stores.failing_ppm):
-                break
-            reached = min((first + place + 1) * chunk_tokens, effect.tokens)
-        return reached
 
-    def stored_in(self, prefix: bytes, tiers: tuple[int, ...]) -> tuple[tuple[int, str], ...]:
-        """Receipts of the tiers that took the chunk."""
-        receipts = []
-        for tier in tiers:
-            if not self.stores.draw.ppm(self.stores.failing_ppm):
-                self.stores.objects.add((self._holder(tier), tier, prefix))
-                receipts.append((tier, prefix.hex()))
-        return tuple(receipts)
+class Watch(Protocol):
+    """What the world is told, to judge by; see ``invariants``."""
 
-    def _holder(self, tier: int) -> str:
-        return "" if tier == Tier.OBJECT else self.worker
+    def acted(self, worker: SimWorker) -> None:
+        """A worker has done something."""
+
+    def worker_ended(self, router_epoch: int, ended: Ended) -> None:
+        """A worker tells how an attempt ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What every node stands in."""
+
+    timeline: Timeline
+    network: Network
+
+
+@dataclass(frozen=True, slots=True)
+class Begin:
+    """What an incarnation begins with: its spool, and what it has read of the log."""
+
+    spool: SimSpool
+    previous: Journal | None  # where its epoch before ended in the log
+    follower: Follower = field(default_factory=Follower)
+
+    @property
+    def previous_epoch(self) -> int:
+        """The epoch before; 0: there was none."""
+        return self.previous.client_epoch if self.previous is not None else 0
+
+    @property
+    def previous_chain(self) -> bytes:
+        """The chain where it ended."""
+        return self.previous.chain if self.previous is not None else b""
 
 
 class Node:
@@ -108,17 +106,16 @@ class Node:
 
     decider: Decider
 
-    def __init__(self, name: str, timeline: Timeline, network: Network, spool: SimSpool) -> None:
+    def __init__(self, name: str, around: Surroundings, begin: Begin) -> None:
         self.name = name
-        self.timeline = timeline
-        self.network = network
-        self.spool = spool
-        self.follower = Follower()
+        self.timeline = around.timeline
+        self.network = around.network
+        self.spool = begin.spool
+        self.follower = begin.follower
         self.up = True
+        self.epoch = 0
         self.paused_until_us = 0
-        self.epoch, self.previous = spool.begin()
-        network.attach(name, self._heard)
-        self._every(RETRY_US, self._ship)
+        self.network.attach(name, self._heard)
 
     def crash(self) -> None:
         """Everything in memory is gone."""
@@ -133,16 +130,18 @@ class Node:
 
         self.timeline.after(period_us, again)
 
-    def _awake(self, action: Callable[[], None]) -> None:
+    def _awake(self, action: Callable[..., None], *arguments: object) -> None:
         """Run an action now, or when a paused process goes on."""
+        if not self.up:
+            return
         wait_us = self.paused_until_us - self.timeline.now_us
         if wait_us > 0:
-            self.timeline.after(wait_us, lambda: self._awake(action) if self.up else None)
-        elif self.up:
-            action()
+            self.timeline.after(wait_us, self._awake, action, *arguments)
+        else:
+            action(*arguments)
 
     def _heard(self, sender: str, message: object) -> None:
-        self._awake(lambda: self._take(sender, message))
+        self._awake(self._take, sender, message)
 
     def _take(self, sender: str, message: object) -> None:
         match message:
@@ -150,84 +149,126 @@ class Node:
                 self.spool.answered(message)
                 self._ship()
             case Live() | Fetched():
-                self._followed(self.follower.heard(message))
+                runs = self.follower.heard(message)
+                if runs:
+                    self.followed(runs)
                 if self.follower.behind and isinstance(message, Live):
                     self.network.send(self.name, WRITER, Fetch(self.follower.next_seq))
             case _:
-                self.received(sender, message)
+                self.received(message)
 
     def _ship(self) -> None:
         ship = self.spool.next_to_ship()
         if ship is not None:
             self.network.send(self.name, WRITER, ship)
 
-    def _spool(self, decider: Decider) -> None:
-        written = decider.drain()
+    def flush(self) -> None:
+        """Spool what was decided; it is shipped when nothing else is on its way."""
+        written = self.decider.drain()
         if written:
             idle = self.spool.next_to_ship() is None
-            self.spool.append(self.epoch, written)
+            self.spool.append(self.epoch, written, self.timeline.now_us)
             if idle:
                 self._ship()
 
-    def _followed(self, runs: list[Run]) -> None:
-        raise NotImplementedError
+    def followed(self, runs: list[Run]) -> None:
+        """New runs of the log."""
 
-    def received(self, sender: str, message: object) -> None:
+    def received(self, message: object) -> None:
         """A message of the cluster."""
-        raise NotImplementedError
 
 
 class SimWorker(Node):
-    """One worker incarnation."""
+    """One worker incarnation. Its device takes time by the timeline, which never steps."""
 
     def __init__(
         self,
         start: WorkerStarted,
-        timeline: Timeline,
-        network: Network,
-        spool: SimSpool,
+        around: Surroundings,
+        begin: Begin,
         stores: Stores,
         costs: DeclaredCosts,
-        ended: Callable[[Ended], None],
+        watch: Watch,
     ) -> None:
-        super().__init__(start.worker, timeline, network, spool)
-        start = with_epoch(start, self.epoch, self.previous)
-        decider = Decider(
+        super().__init__(start.worker, around, begin)
+        self.epoch = self.spool.begin()
+        start = msgspec.structs.replace(
+            start,
+            worker_epoch=self.epoch,
+            previous_epoch=begin.previous_epoch,
+            previous_chain=begin.previous_chain,
+        )
+        self.decider = Decider(
             Journal(start.worker, self.epoch),
             WorkerView(start),
             start.evaluators,
             REFERENCE,
             KEYFRAME_EVERY,
         )
-        decider.write([start])
-        decider.write([WorkerEpoch(start.worker, self.epoch, "")])
-        machine = WorkerMachine(decider, start, self.follower.index)
-        self.decider = decider
-        self.worker = ModelFreeWorker(
-            machine, Publisher(machine), costs, stores.view_of(start.worker)
+        self.decider.write([start])
+        self.decider.write([WorkerEpoch(start.worker, self.epoch, "")])
+        self.machine = WorkerMachine(self.decider, start, self.follower.index)
+        self._stores = WorkerStores(
+            stores, start.worker, self.epoch, start.fingerprint, self.follower.index
         )
-        self._ended = ended
-        self._spool(decider)
+        self.worker = ModelFreeWorker(self.machine, Publisher(self.machine), costs, self._stores)
+        self._watch = watch
+        self._router_epoch = 0
+        self._greeted = 0  # by a newer router, whose offers wait until the old attempts have ended
+        self._under_way = 0
+        self.flush()
+        self._every(RETRY_US, self._ship)
         self._every(HEARTBEAT_US, self._beat)
 
-    def received(self, sender: str, message: object) -> None:
-        """An offer or a cancellation."""
-        now_us = self.timeline.now_us
+    def received(self, message: object) -> None:
+        """A greeting, an offer or a cancellation."""
         match message:
+            case OfAttempt():
+                self._attempt(message)
+            case Welcome():
+                if message.router_epoch > max(self._greeted, self._router_epoch):
+                    self._greeted = message.router_epoch
+                    for number, attempt in sorted(self.machine.running_attempts()):
+                        self._later(self.worker.cancel(number, attempt, self.timeline.now_us))
+                    self._obey()
+
+    def _attempt(self, message: OfAttempt) -> None:
+        if message.router_epoch != self._router_epoch or self._greeted:
+            return
+        word, now_us = message.word, self.timeline.now_us
+        match word:
             case Offer():
-                self._later(self.worker.offer(message, now_us))
+                key = (word.number, word.attempt)
+                if self.spool.full and key not in self.machine.running_attempts():
+                    self._send(Answered(*key, Answer.DECLINED))
+                    return
+                self._later(self.worker.offer(word, now_us))
             case CancelAttempt():
-                self._later(self.worker.cancel(message.number, message.attempt, now_us))
+                self._later(self.worker.cancel(word.number, word.attempt, now_us))
+
+    def _obey(self) -> None:
+        """Nothing runs for the router before: from now on the one that greeted is obeyed."""
+        if self._greeted and not self.machine.running_attempts():
+            self.machine.router_restarted()
+            self._router_epoch, self._greeted = self._greeted, 0
 
     def _beat(self) -> None:
-        self._later(self.worker.admit(self.timeline.now_us))
-        machine = self.worker.machine
-        resident = frozenset(machine.prefix.digests())
-        self.network.send(
-            self.name, ROUTER, Beat(machine.observe(), resident, machine.running_attempts())
+        now_us = self.timeline.now_us
+        self._later(self.worker.admit(now_us))
+        if not self._under_way and not self.worker.publisher.pending:
+            self._later(self.worker.refuse_starved(now_us))
+        self._obey()
+        machine = self.machine
+        beat = Beat(
+            machine.observe(),
+            frozenset(machine.prefix.digests()),
+            machine.running_attempts(),
+            self._router_epoch,
         )
+        self.network.send(self.name, ROUTER, beat)
 
-    def _followed(self, runs: list[Run]) -> None:
+    def followed(self, runs: list[Run]) -> None:
+        """What the log shows of this epoch has been published, or refused."""
         publisher = self.worker.publisher
         for run in runs:
             if (run.client, run.client_epoch) != (self.name, self.epoch):
@@ -240,127 +281,27 @@ class SimWorker(Node):
                     publisher.refused(transaction.client_seq, actual)
                 else:
                     publisher.shown(transaction.client_seq)
-        self._later(self.worker.admit(self.timeline.now_us))
+            self._later(self.worker.admit(self.timeline.now_us))
 
     def _later(self, later: list[Later]) -> None:
-        self._spool(self.decider)
+        """Spool what was decided, then arrange what comes due and tell the router."""
+        self.flush()
         for at_us, due in later:
-            self.timeline.after(
-                at_us - self.timeline.now_us,
-                lambda due=due: self._awake(  # type: ignore[misc]
-                    lambda: self._later(self.worker.due(due, self.timeline.now_us))
-                ),
-            )
+            wait_us = at_us - self.timeline.now_us
+            if isinstance(due, RestoreDue):
+                wait_us += self._stores.read_late_us
+            self._under_way += 1
+            self.timeline.after(wait_us, self._awake, self._due, due)
         for answer in self.worker.take_answers():
             if isinstance(answer, Ended):
-                self._ended(answer)
-            self.network.send(self.name, ROUTER, answer)
+                self._watch.worker_ended(self._router_epoch, answer)
+            self._send(answer)
+        self._watch.acted(self)
 
+    def _due(self, due: Due) -> None:
+        self._under_way -= 1
+        self._later(self.worker.due(due, self.timeline.now_us))
+        self._obey()
 
-class SimRouter(Node):
-    """The gateway's router."""
-
-    def __init__(
-        self,
-        start: RouterStarted,
-        timeline: Timeline,
-        network: Network,
-        spool: SimSpool,
-        closed: Callable[[Close], None],
-    ) -> None:
-        super().__init__(ROUTER, timeline, network, spool)
-        self.decider = Decider(
-            Journal(ROUTER, self.epoch),
-            RouterView(start),
-            start.evaluators,
-            REFERENCE,
-            KEYFRAME_EVERY,
-        )
-        self.decider.write([start])
-        self._closed = closed
-        self._resident: dict[str, frozenset[bytes]] = {}
-        self._page_tokens = start.page_tokens
-        self._heard_us: dict[tuple[str, int], int] = {}
-        self.machine = RouterMachine(self.decider, start, self.follower.index, self)
-        self._spool(self.decider)
-        self._every(HEARTBEAT_US, self._expire)
-
-    def submit(self, incoming: Incoming) -> None:
-        """A client's request."""
-        _, effects = self.machine.received(incoming, self.timeline.now_us)
-        self._perform(effects)
-
-    def tokens(self, prompt_pages: tuple[bytes, ...], workers: tuple[str, ...]) -> dict[str, int]:
-        """``ResidentPrefixes`` as the last reports told."""
-        found = {}
-        for worker in workers:
-            kept, columns = self._resident.get(worker, frozenset()), 0
-            while columns < len(prompt_pages) and prompt_pages[columns] in kept:
-                columns += 1
-            found[worker] = columns * self._page_tokens
-        return found
-
-    def received(self, sender: str, message: object) -> None:
-        """A worker's report, answer or result."""
-        match message:
-            case Beat():
-                self._beat(message)
-            case Answered():
-                self._perform(
-                    self.machine.answered(message.number, message.attempt, Answer(message.answer))
-                )
-            case Ended():
-                self._perform(self.machine.ended(message))
-
-    def _beat(self, beat: Beat) -> None:
-        seen = beat.seen
-        if not self.machine.heartbeat(seen):
-            return
-        key = (seen.worker, seen.worker_epoch)
-        older = [known for known in self._heard_us if known[0] == seen.worker and known < key]
-        self._heard_us[key] = self.timeline.now_us
-        self._resident[seen.worker] = beat.resident
-        for worker, epoch in older:
-            del self._heard_us[(worker, epoch)]
-            self._perform(self.machine.expired(worker, epoch))
-        self._perform(self.machine.listed(seen.worker, seen.worker_epoch, beat.running))
-        self._perform(self.machine.retry_waiting())
-
-    def _expire(self) -> None:
-        for (worker, epoch), heard_us in sorted(self._heard_us.items()):
-            if self.timeline.now_us - heard_us > EXPIRY_US:
-                del self._heard_us[(worker, epoch)]
-                self._resident.pop(worker, None)
-                self._perform(self.machine.expired(worker, epoch))
-
-    def _perform(self, effects: list[RouterEffect]) -> None:
-        self._spool(self.decider)
-        for effect in effects:
-            match effect:
-                case Offer() | CancelAttempt():
-                    self.network.send(ROUTER, effect.worker, effect)
-                case ArmOfferTimeout():
-                    self.timeline.after(
-                        OFFER_TIMEOUT_US,
-                        lambda effect=effect: self._awake(  # type: ignore[misc]
-                            lambda: self._timed_out(effect)
-                        ),
-                    )
-                case Close():
-                    self._closed(effect)
-
-    def _timed_out(self, armed: ArmOfferTimeout) -> None:
-        self._perform(self.machine.answered(armed.number, armed.attempt, Answer.TIMED_OUT))
-
-    def _followed(self, runs: list[Run]) -> None:
-        pass
-
-
-def with_epoch(start: WorkerStarted, epoch: int, previous: Journal | None) -> WorkerStarted:
-    """A start fact for an incarnation."""
-    return msgspec.structs.replace(
-        start,
-        worker_epoch=epoch,
-        previous_epoch=previous.client_epoch if previous is not None else 0,
-        previous_chain=previous.chain if previous is not None else b"",
-    )
+    def _send(self, word: Answered | Ended) -> None:
+        self.network.send(self.name, ROUTER, OfAttempt(self._router_epoch, word))

@@ -20,7 +20,8 @@ import msgspec
 
 from pagetrail.catalog.errors import BadInputError
 
-from .world import Fault, FaultKind, SimReport, SimSettings
+from .faults import Fault, FaultKind
+from .setting import SimReport, SimSettings
 
 _HEAD = re.compile(
     r"seed (\d+), (\d+) workers? of (\d+) pages and (\d+) lanes?, "
