@@ -58,7 +58,7 @@ class CudaDevice:
     def __init__(self, runtime: CudaRuntime, options: CudaOptions | None = None) -> None:
         options = options or CudaOptions()
         torch = runtime.torch
-        self._runtime, self._torch = runtime, torch
+        self._runtime, self._torch, self._options = runtime, torch, options
         self._stages = [
             BatchStage(runtime, options.batch_bytes_max, options.batch_ring)
             for _ in range(options.batch_places)
@@ -101,12 +101,13 @@ class CudaDevice:
     ) -> None:
         """Append to one or two slabs in one launch.
 
-        ``slots`` on the host are checked here; slots on the card were checked with their batch,
-        and a slot past the pool only raises the flag that ``check_errors`` reads.
+        ``slots`` on the host are checked here; those of a staged batch and those on the card were
+        checked by whoever put them there, and one past the pool only raises the flag that
+        ``check_errors`` reads.
         """
-        if isinstance(slots, np.ndarray):
-            check_slots(slots, pools[0].pages * pools[0].page_tokens)
         staged = self._staged_with(slots)
+        if staged is None and isinstance(slots, np.ndarray):
+            check_slots(slots, pools[0].pages * pools[0].page_tokens)
         # Tensors made here must live until the launches are on the stream that orders their reuse.
         on_card = [self._to_card(array) for array in (*rows, *(() if staged else (slots,)))]
         arrays = [self._describe(tensor) for tensor in on_card]
@@ -219,11 +220,7 @@ class CudaDevice:
     ) -> Transfer | None:
         """Write packed rows to their pages; compute that follows waits for them on the card."""
         view, count = self._rows_of(pool, page_ids, start, end)
-        if packed.dtype != np.uint8 or packed.shape != (count,):
-            raise KernelInputError(
-                f"rows [{start}, {end}) of slab {pool.spec.name!r} are {count} bytes, not "
-                f"{packed.shape} of {packed.dtype}"
-            )
+        self._check_packed(pool, start, end, count, packed)
         index = self._pinned.take(count)
         if index is None:
             return None
@@ -243,15 +240,40 @@ class CudaDevice:
     def gather(
         self, pool: PagePool, page_ids: Int32s, start: int, end: int
     ) -> npt.NDArray[np.uint8]:
-        transfer = self._started(self.begin_gather(pool, page_ids, start, end))
-        packed = transfer.bytes()
-        transfer.release()
-        return packed
+        spec = pool.spec
+        self._rows_of(pool, page_ids, start, end)
+        whole = np.empty((spec.layers, end - start, spec.row_bytes), np.uint8)
+        for first, last in self._pieces(pool, start, end):
+            transfer = self._started(self.begin_gather(pool, page_ids, first, last))
+            piece = transfer.bytes().reshape(spec.layers, last - first, spec.row_bytes)
+            whole[:, first - start : last - start] = piece
+            transfer.release()
+        return whole.reshape(-1)
 
     def scatter(
         self, pool: PagePool, page_ids: Int32s, start: int, end: int, packed: npt.NDArray[np.uint8]
     ) -> None:
-        self._started(self.begin_scatter(pool, page_ids, start, end, packed)).release()
+        spec = pool.spec
+        _, count = self._rows_of(pool, page_ids, start, end)
+        self._check_packed(pool, start, end, count, packed)
+        whole = packed.reshape(spec.layers, end - start, spec.row_bytes)
+        for first, last in self._pieces(pool, start, end):
+            piece = np.ascontiguousarray(whole[:, first - start : last - start]).reshape(-1)
+            self._started(self.begin_scatter(pool, page_ids, first, last, piece)).release()
+
+    def _pieces(self, pool: PagePool, start: int, end: int) -> list[tuple[int, int]]:
+        """Ranges of rows that fit a pinned buffer; one row at least, whose size is then refused."""
+        most = max(1, self._pinned.bytes_each // (pool.spec.layers * pool.spec.row_bytes))
+        return [(first, min(first + most, end)) for first in range(start, end, most)]
+
+    def _check_packed(
+        self, pool: PagePool, start: int, end: int, count: int, packed: npt.NDArray[np.uint8]
+    ) -> None:
+        if packed.dtype != np.uint8 or packed.shape != (count,):
+            raise KernelInputError(
+                f"rows [{start}, {end}) of slab {pool.spec.name!r} are {count} bytes, not "
+                f"{packed.shape} of {packed.dtype}"
+            )
 
     # Steps
 

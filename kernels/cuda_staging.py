@@ -11,10 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from .abi import KernelInputError, RaggedBatch
+from .abi import ITEM_FIELDS, KernelInputError, RaggedBatch
 from .cuda.arrays import DeviceArray, Element, batch_layout
 from .cuda.paged import BatchLayout
 from .cuda_runtime import CudaRuntime
+from .plan import Capacity
 
 ALIGNMENT_BYTES = 16
 BATCH_ARRAYS = (
@@ -30,13 +31,29 @@ BATCH_ARRAYS = (
 )
 
 
+def batch_bytes(capacity: Capacity) -> int:
+    """Most bytes that a batch padded to ``capacity`` takes on the card."""
+    int32s = (
+        4 * capacity.rows  # positions, starts of partial results, and slots of two words
+        + 4 * capacity.sequences  # starts of rows and of pages, lengths, bases
+        + capacity.page_entries
+        + ITEM_FIELDS * capacity.items
+        + 3  # the ends of three lists of starts
+    )
+    return 4 * int32s + len(BATCH_ARRAYS) * ALIGNMENT_BYTES
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class StagedBatch:
-    """A batch's arrays on the card. ``layout`` is what launches take; slots are int64."""
+    """A batch's arrays on the card. ``layout`` is what launches take; slots are int64.
+
+    ``positions`` is a torch tensor, int32 ``[rows]``, over the staged bytes.
+    """
 
     batch: RaggedBatch
     layout: BatchLayout
     slots: DeviceArray
+    positions: Any
 
 
 class BatchStage:
@@ -81,7 +98,9 @@ class BatchStage:
         layout = batch_layout(batch, arrays, rows_per_item_max)
         # A replay may split rows where the captured batch did not: room and merge for the most.
         layout = replace(layout, partial_slots=layout.item_count)
-        return StagedBatch(batch, layout, arrays["slots"])
+        at = places["positions"]
+        positions = self._device[at : at + batch.positions.nbytes].view(self._runtime.torch.int32)
+        return StagedBatch(batch, layout, arrays["slots"], positions)
 
     def _places(self, batch: RaggedBatch) -> tuple[dict[str, int], int]:
         places, at = {}, 0

@@ -154,6 +154,24 @@ class RowMath(Protocol):
         """``out[M, n] = kind(x[:, :n]) * x[:, n:]``."""
         ...
 
+    # Arrays of a step lie where the device computes: numpy's on the host, torch's on a card.
+
+    def empty(self, rows: int, width: int) -> Floats:
+        """An uninitialised ``[rows, width]`` for results."""
+        ...
+
+    def take(self, x: Floats, rows: Int32s) -> Floats:
+        """Those rows of ``x``, contiguous."""
+        ...
+
+    def soft_cap(self, x: Floats, cap: float) -> None:
+        """``x = cap * tanh(x / cap)`` in place."""
+        ...
+
+    def fetch(self, x: Floats) -> Floats:
+        """The array on the host, when it is there."""
+        ...
+
 
 class StepDevice(Device, RowMath, Protocol):
     """A device that holds pages and does the row math of a step."""

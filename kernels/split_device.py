@@ -96,3 +96,15 @@ class SplitDevice:
 
     def gated(self, x: Floats, kind: Activation, out: Floats) -> None:
         self._math.gated(x, kind, out)
+
+    def empty(self, rows: int, width: int) -> Floats:
+        return self._math.empty(rows, width)
+
+    def take(self, x: Floats, rows: Int32s) -> Floats:
+        return self._math.take(x, rows)
+
+    def soft_cap(self, x: Floats, cap: float) -> None:
+        self._math.soft_cap(x, cap)
+
+    def fetch(self, x: Floats) -> Floats:
+        return self._math.fetch(x)

@@ -6,6 +6,7 @@ the launch has run. Argument types are numpy scalars, whose bytes are the kernel
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,6 +70,14 @@ def source_folder() -> Path:
 def source_files() -> Iterator[Path]:
     """Every source and header of the kernels, in the order of their names."""
     return iter(sorted(p for p in source_folder().iterdir() if p.suffix in (".cu", ".cuh")))
+
+
+def source_digest() -> str:
+    """A digest of all kernel sources."""
+    digest = hashlib.sha256()
+    for path in source_files():
+        digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
+    return digest.hexdigest()
 
 
 def address(pointer: int) -> np.uint64:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ..native_build import cache_directory
-from .launch import SourceModule, source_files, source_folder
+from .launch import SourceModule, source_digest, source_folder
 
 OPTIONS = ("--std=c++17", "--fmad=true", "--ftz=false")
 
@@ -38,9 +38,8 @@ def cubin_file(module: SourceModule, architecture: str) -> Path:
     """A cached file with the module's cubin, made if there is none."""
     nvrtc = _nvrtc()
     version = _check(nvrtc, nvrtc.nvrtcVersion())
-    digest = hashlib.sha256(repr((module, architecture, OPTIONS, version)).encode())
-    for path in source_files():
-        digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
+    made_of = (module, architecture, OPTIONS, version, source_digest())
+    digest = hashlib.sha256(repr(made_of).encode())
     folder = cache_directory() / "cubin"
     target = folder / f"{module.name}-{architecture}-{digest.hexdigest()[:32]}.cubin"
     if not target.exists():

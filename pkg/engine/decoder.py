@@ -6,7 +6,7 @@ sampler, no policy. In exact mode a row's logits depend on its own sequence alon
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -29,6 +29,10 @@ class Batch:
     wanted: Int32s  # [n] rows whose logits are returned, in this order
 
 
+# (step, spec, weights, x, out): the routed experts of every row.
+Experts = Callable[[Step, MoeSpec, MoeWeights, Floats, Floats], None]
+
+
 class Decoder:
     """A model on a device. ``context`` bounds the positions it can rotate."""
 
@@ -39,10 +43,12 @@ class Decoder:
         weights: ModelWeights,
         group_layers: Sequence[Sequence[int]],
         context: int,
+        experts: Experts = moe_mlp,
     ) -> None:
         self._device, self._descriptor, self._weights = device, descriptor, weights
         self._tables = tuple(rope_tables(rope, context) for rope in descriptor.ropes)
-        self._work = Workspace()
+        self._work = Workspace(device.empty)
+        self._experts = experts
         places = {
             layer: (group, index)
             for group, layers in enumerate(group_layers)
@@ -50,12 +56,14 @@ class Decoder:
         }
         self._places = tuple(places[layer] for layer in range(len(descriptor.layers)))
 
-    def forward(self, batch: Batch, pools: Sequence[Sequence[PagePool]]) -> Floats:
-        """Logits ``[len(batch.wanted), vocabulary]``; ``pools`` are per page group."""
+    def forward(
+        self, batch: Batch, pools: Sequence[Sequence[PagePool]], work: Workspace | None = None
+    ) -> Floats:
+        """Logits ``[len(batch.wanted), vocabulary]`` in the device's memory; ``pools`` are per page
+        group. ``work`` holds intermediate rows that must outlive the step, as a captured one's."""
         d, w = self._descriptor, self._weights
-        step = Step(
-            self._device, self._work, batch.pages[0].positions, d.eps, d.norm_plus, d.activation
-        )
+        work = work or self._work
+        step = Step(self._device, work, batch.pages[0].positions, d.eps, d.norm_plus, d.activation)
         x = self._device.rows_of(w.embedding, batch.tokens)
         if d.embedding_scale != 1.0:
             x *= np.float32(d.embedding_scale)
@@ -63,12 +71,11 @@ class Decoder:
             group, index = self._places[layer]
             self._attend(step, layer, weights, x, index, pools[group], batch.pages[group])
             self._feed_forward(step, layer, weights, x)
-        last = step.norm("final", np.ascontiguousarray(x[batch.wanted]), w.final_norm)
-        logits = np.empty((len(batch.wanted), d.vocabulary), np.float32)
+        last = step.norm("final", self._device.take(x, batch.wanted), w.final_norm)
+        logits = self._device.empty(len(batch.wanted), d.vocabulary)
         self._device.linear(last, w.output, logits)
         if d.logit_cap:
-            np.tanh(logits / np.float32(d.logit_cap), out=logits)
-            logits *= np.float32(d.logit_cap)
+            self._device.soft_cap(logits, d.logit_cap)
         return logits
 
     def _attend(
@@ -107,7 +114,7 @@ class Decoder:
         if weights.after_attention_norm is None:
             self._device.linear(attended, weights.attention.out, x, add=True)
             return
-        out = self._work.rows("projected", len(x), d.hidden)
+        out = step.work.rows("projected", len(x), d.hidden)
         self._device.linear(attended, weights.attention.out, out)
         x += step.norm("after", out, weights.after_attention_norm)
 
@@ -116,13 +123,13 @@ class Decoder:
         normed = step.norm("normed", x, weights.mlp_norm)
         spec = d.layers[layer].mlp
         if isinstance(weights.mlp, MoeWeights) and isinstance(spec, MoeSpec):
-            out = self._work.rows("projected", len(x), d.hidden)
-            moe_mlp(step, spec, weights.mlp, normed, out)
+            out = step.work.rows("projected", len(x), d.hidden)
+            self._experts(step, spec, weights.mlp, normed, out)
         elif not isinstance(weights.mlp, MoeWeights):
             if weights.after_mlp_norm is None:
                 dense_mlp(step, weights.mlp, normed, x, add=True)
                 return
-            out = self._work.rows("projected", len(x), d.hidden)
+            out = step.work.rows("projected", len(x), d.hidden)
             dense_mlp(step, weights.mlp, normed, out, add=False)
         else:
             raise TypeError("the weights of a layer are of another kind than its descriptor")

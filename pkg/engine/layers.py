@@ -6,7 +6,7 @@ elementwise work and copies, never for a product, whose bits it does not promise
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,14 +24,15 @@ class Workspace:
     Bounded by the largest step the planner makes; nothing in it outlives a step.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, empty: Callable[[int, int], Floats]) -> None:
+        self._empty = empty
         self._arrays: dict[str, Floats] = {}
 
     def rows(self, name: str, rows: int, width: int) -> Floats:
         """An uninitialised ``[rows, width]`` array; the last one of this name is overwritten."""
         array = self._arrays.get(name)
         if array is None or array.shape[0] < rows or array.shape[1] != width:
-            array = np.empty((rows, width), np.float32)
+            array = self._empty(rows, width)
             self._arrays[name] = array
         return array[:rows]
 

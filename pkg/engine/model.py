@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 
@@ -22,6 +23,8 @@ from pagetrail.kernels.device import StepDevice
 from pagetrail.kernels.plan import Cut, SequenceRows, plan
 
 from .arena import Arena
+from .card_experts import moe_mlp_on_card
+from .card_steps import CardDevice, CardSteps
 from .checkpoint import Checkpoint
 from .compatibility import compatibility
 from .decoder import Batch, Decoder
@@ -47,6 +50,7 @@ class EngineOptions:
     weight_storage: Storage = Storage.F32
     cache: Path | None = None  # of converted models
     fast: bool = False  # torch's products: bits depend on the batch, the fingerprint differs
+    card: int | None = None  # the CUDA card to compute on, never exact; None: the CPU
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -93,12 +97,14 @@ class EngineModel:
         decoder: Decoder,
         arena: Arena,
         notice: str | None,
+        card: CardSteps | None = None,
     ) -> None:
         self.facts = facts
         self.arena = arena
         self.notice = notice  # for the operator, when the device is not the fast one
         self._device = device
         self._decoder = decoder
+        self._card = card
         self._fingerprint = identity.fingerprint(facts.compatibility)
 
     @property
@@ -127,32 +133,30 @@ class EngineModel:
         cannot be used. Every position of a sequence must be run once, in order.
         """
         self._check(rows)
+        sequences = tuple(
+            [_sequence(row, index) for row in rows] for index in range(len(self.arena.groups))
+        )
+        for index, members in enumerate(sequences):
+            used = np.concatenate([member.page_ids for member in members])
+            _check_pages(used, self.arena.pages[index], index)
+        tokens = np.concatenate([np.asarray(row.tokens, np.int32) for row in rows])
+        if self._card is not None and len(tokens) == len(rows) == sum(r.wanted for r in rows):
+            decoded = self._card.decode(tokens, sequences)
+            if decoded is not None:
+                return self._device.fetch(decoded)
         cut = self._cut(len(rows))
         pages = tuple(
-            plan(
-                [
-                    SequenceRows(
-                        len(row.tokens),
-                        row.start + len(row.tokens),
-                        row.tables[index].page_ids,
-                        row.tables[index].base,
-                    )
-                    for row in rows
-                ],
-                self.arena.page_tokens,
-                window=group.window,
-                cut=cut,
-            )
-            for index, group in enumerate(self.arena.groups)
+            plan(members, self.arena.page_tokens, window=group.window, cut=cut)
+            for members, group in zip(sequences, self.arena.groups, strict=True)
         )
-        for index, batch in enumerate(pages):
-            _check_pages(batch.page_ids, self.arena.pages[index], index)
-        tokens = np.concatenate([np.asarray(row.tokens, np.int32) for row in rows])
         wanted, end = [], 0
         for row in rows:
             end += len(row.tokens)
             wanted.append(np.arange(end - row.wanted, end, dtype=np.int32))
-        return self._decoder.forward(Batch(tokens, pages, np.concatenate(wanted)), self.arena.pools)
+        batch = Batch(tokens, pages, np.concatenate(wanted))
+        if self._card is not None:
+            return self._device.fetch(self._card.forward(batch))
+        return self._decoder.forward(batch, self.arena.pools)
 
     def copy_page(self, source: int, target: int, group: int = 0) -> None:
         """Copy one page (copy-on-write)."""
@@ -178,10 +182,8 @@ class EngineModel:
         self.arena.poison(group, page_ids)
 
     def _cut(self, sequences: int) -> Cut:
-        attention = self.facts.descriptor.attention
-        if isinstance(attention, MlaSpec):
-            return self._device.cut(attention.heads, 1, sequences)
-        return self._device.cut(attention.q_heads, attention.kv_heads, sequences)
+        q_heads, kv_heads, _ = _heads(self.facts.descriptor)
+        return self._device.cut(q_heads, kv_heads, sequences)
 
     def _check(self, rows: Sequence[RowSpec]) -> None:
         vocabulary = self.facts.descriptor.vocabulary
@@ -218,15 +220,31 @@ def load(name_or_path: str, options: EngineOptions) -> EngineModel:
     Raises BadInputError (and its kinds) with what to do, MemoryError when the pages do not fit.
     """
     facts, checkpoint, device, notice = _open(name_or_path, options)
-    groups = facts.descriptor.groups(options.kv_storage)
+    return assemble(facts, checkpoint, device, options, notice)
+
+
+def assemble(
+    facts: ModelFacts,
+    checkpoint: Checkpoint,
+    device: StepDevice,
+    options: EngineOptions,
+    notice: str | None = None,
+) -> EngineModel:
+    """The model on a device that is open. A card's device must be a ``CardDevice``."""
+    descriptor = facts.descriptor
+    groups = descriptor.groups(options.kv_storage)
     pages = options.pages
     if isinstance(pages, int):
         pages = (pages,) * len(groups)
     arena = Arena(device, groups, pages, options.page_tokens)
-    weights = load_weights(checkpoint, facts.descriptor, device, options.weight_storage)
+    weights = load_weights(checkpoint, descriptor, device, options.weight_storage)
     layers = [group.layers for group in groups]
-    decoder = Decoder(device, facts.descriptor, weights, layers, facts.context)
-    return EngineModel(facts, device, decoder, arena, notice)
+    if options.card is None:
+        decoder = Decoder(device, descriptor, weights, layers, facts.context)
+        return EngineModel(facts, device, decoder, arena, notice)
+    decoder = Decoder(device, descriptor, weights, layers, facts.context, moe_mlp_on_card)
+    steps = CardSteps(cast(CardDevice, device), decoder, arena, facts.context, _heads(descriptor))
+    return EngineModel(facts, device, decoder, arena, notice, steps)
 
 
 def model_facts(name_or_path: str, options: EngineOptions) -> ModelFacts:
@@ -244,7 +262,7 @@ def _open(
         raise BadInputError(
             f"context must lie in [1, {descriptor.context}] for this model, not {context}"
         )
-    device, notice = open_cpu(options.threads, fast=options.fast)
+    device, notice = _open_device(options)
     layout = state_layout(descriptor, options.kv_storage, options.page_tokens)
     facts = ModelFacts(
         name=name_or_path,
@@ -255,13 +273,39 @@ def _open(
             descriptor,
             layout,
             (options.kv_storage, options.weight_storage),
-            "fast" if options.fast else "exact",
+            "exact" if options.card is None and not options.fast else "fast",
             device.identity,
         ),
         context=context,
         tokenizer=ModelTokenizer.open(checkpoint.directory, checkpoint.config),
     )
     return facts, checkpoint, device, notice
+
+
+def _open_device(options: EngineOptions) -> tuple[StepDevice, str | None]:
+    if options.card is None:
+        return open_cpu(options.threads, fast=options.fast)
+    from pagetrail.kernels.cuda_runtime import CudaRuntime, CudaUnavailableError
+    from pagetrail.kernels.cuda_step import CudaStepDevice
+
+    try:
+        return CudaStepDevice(CudaRuntime.open(options.card)), None
+    except CudaUnavailableError as error:
+        raise BadInputError(f"card {options.card}: {error}") from error
+
+
+def _sequence(row: RowSpec, group: int) -> SequenceRows:
+    table = row.tables[group]
+    end = row.start + len(row.tokens)
+    return SequenceRows(len(row.tokens), end, table.page_ids, table.base)
+
+
+def _heads(descriptor: ModelDescriptor) -> tuple[int, int, int]:
+    """Query heads, KV heads, and the width of a value as attention reads it."""
+    attention = descriptor.attention
+    if isinstance(attention, MlaSpec):
+        return attention.heads, 1, attention.latent
+    return attention.q_heads, attention.kv_heads, attention.head_width
 
 
 def _check_pages(page_ids: Int32s, pages: int, group: int) -> None:

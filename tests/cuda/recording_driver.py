@@ -1,7 +1,9 @@
 """Stand-ins for CuPy and torch.cuda that record every call and run launches on the host.
 
 Memory is ordinary torch memory; a launch runs in the emulator, at once or when the graph it was
-captured into is replayed. What a driver would refuse or what would break a capture raises here.
+captured into is replayed. torch's own operations are captured too: a replay computes each again
+from the memory it read and writes the memory it wrote, as a graph of a card does. What a driver
+would refuse or what would break a capture raises here.
 """
 
 from __future__ import annotations
@@ -14,6 +16,8 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from pagetrail.kernels.cuda.launch import Launch, SourceModule
 from pagetrail.kernels.emulator.library import HostLauncher
@@ -45,12 +49,42 @@ class Recorder:
 class Graph:
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
-        self.launches: list[Callable[[], None]] = []
+        self.work: list[Callable[[], None]] = []
 
     def replay(self) -> None:
-        self.recorder.note("replay")
-        for launch in self.launches:
-            launch()
+        self.recorder.outside_capture("replaying a graph")
+        self.recorder.note("replay", self.recorder.current)
+        for one in self.work:
+            one()
+
+
+WAITS = ("_local_scalar_dense", "nonzero", "unique", "masked_select", "equal")
+
+
+class CaptureOfTorch(TorchDispatchMode):
+    """Keeps every operation of torch in the graph; refuses those that make a host wait."""
+
+    def __init__(self, graph: Graph) -> None:
+        super().__init__()
+        self._graph = graph
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, arguments: Any = (), keywords: Any = None
+    ) -> Any:
+        keywords = keywords or {}
+        name = function.name().removeprefix("aten::")
+        if name.split(".")[0] in WAITS:
+            raise RuntimeError(f"{name} makes the host wait while a graph is captured")
+        result = function(*arguments, **keywords)
+
+        def again() -> None:
+            fresh = function(*arguments, **keywords)
+            for old, new in zip(tree_leaves(result), tree_leaves(fresh), strict=True):
+                if isinstance(old, torch.Tensor) and old.data_ptr() != new.data_ptr():
+                    old.copy_(new)
+
+        self._graph.work.append(again)
+        return result
 
 
 class Function:
@@ -85,7 +119,7 @@ class Function:
         what = Launch(self._module, self._name, grid, block[0], shared_mem, arguments)
         self._recorder.note("launch", self._name, self._recorder.current)
         if self._recorder.graph is not None:
-            self._recorder.graph.launches.append(lambda: self._recorder.launcher.launch(what))
+            self._recorder.graph.work.append(lambda: self._recorder.launcher.launch(what))
         else:
             self._recorder.launcher.launch(what)
 
@@ -133,6 +167,7 @@ class RecordingTorch:
             graph=self._graph,
             stream=self._stream,
             get_device_capability=lambda device: capability,
+            get_device_name=lambda device: "recorded card",
             get_device_properties=lambda device: SimpleNamespace(multi_processor_count=4),
         )
 
@@ -148,6 +183,10 @@ class RecordingTorch:
         self._recorder.note("memory", "pinned" if pin_memory else "card")
         return torch.zeros(*shape, **keywords)
 
+    def from_numpy(self, array: np.ndarray) -> torch.Tensor:
+        self._recorder.outside_capture("an upload from memory that is not pinned")
+        return torch.from_numpy(array.copy())  # memory of the card's own
+
     @contextmanager
     def _stream(self, stream: Stream) -> Iterator[None]:
         before, self._recorder.current = self._recorder.current, stream.name
@@ -158,8 +197,11 @@ class RecordingTorch:
     def _graph(self, graph: Graph, stream: Stream) -> Iterator[None]:
         self._recorder.note("capture", stream.name)
         self._recorder.graph = graph
-        yield
-        self._recorder.graph = None
+        try:
+            with CaptureOfTorch(graph):
+                yield
+        finally:
+            self._recorder.graph = None
 
 
 class RecordingCupy:
