@@ -35,6 +35,7 @@ from .checks import (
     contiguous,
 )
 from .device import Activation, AttentionSpec, PackedLinear, PagePool
+from .host_arrays import HostArrays
 from .native_core import address
 from .plan import Cut
 
@@ -44,7 +45,7 @@ THREADS_MAX = 256
 ROTARY_MAX = 2048
 
 
-class CpuDevice:
+class CpuDevice(HostArrays):
     """Implements ``Device`` and ``RowMath`` with the native core.
 
     ``target`` defaults to the widest instruction set of the machine. Raises NativeBuildError when

@@ -33,13 +33,14 @@ from .checks import (
     check_weight,
 )
 from .device import Activation, AttentionSpec, PackedLinear, PagePool
+from .host_arrays import HostArrays
 from .plan import Cut
 
 TILE_ROWS = 16
 LOG2E = 1.4426950408889634
 
 
-class TorchCpuDevice:
+class TorchCpuDevice(HostArrays):
     """Implements ``Device`` and ``RowMath``. Puts torch on one thread for the whole process."""
 
     def __init__(self) -> None:
