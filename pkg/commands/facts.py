@@ -15,6 +15,7 @@ from pagetrail.commands.facts_export import export
 from pagetrail.commands.facts_follow import follow
 from pagetrail.commands.facts_print import kind_ids, print_fact
 from pagetrail.commands.facts_query import query
+from pagetrail.commands.facts_reconcile import reconcile
 from pagetrail.commands.facts_repl import repl
 from pagetrail.commands.facts_seal import retain, seal
 from pagetrail.commands.options import log_option
@@ -30,7 +31,7 @@ def command() -> None:
     """Look into the log of a run."""
 
 
-for subcommand in (export, follow, query, repl, retain, seal):
+for subcommand in (export, follow, query, reconcile, repl, retain, seal):
     command.add_command(subcommand)
 
 
