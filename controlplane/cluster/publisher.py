@@ -2,8 +2,10 @@
 
 Owns the publications of one worker that the log has not shown yet. A chunk that is new to the
 catalog is published as node, parts and copies in one transaction whose precondition is that nobody
-has bound the part's content; the loser of such a race adds its copy to the winner's binding. Writes
-through the worker's journal; sends and stores nothing itself.
+has bound the part's content; the loser of such a race adds its copy to the winner's binding. A copy
+of a chunk that is known is published on the condition that the bound content is this copy's. A
+chunk is published after the chunk before it or not at all, so that what is published can be reached
+from the root. Writes through the worker's journal; sends and stores nothing itself.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from pagetrail.catalog.envelope import CompareAndSet
 from pagetrail.catalog.errors import InvariantError
 from pagetrail.catalog.identity import node_id, part_id, register_name
 from pagetrail.catalog.kinds.content import Copy, CopyState, Node, Part, Tier
+from pagetrail.catalog.publishing import under_layout
 
 from .messages import Prompt
 from .worker import WorkerMachine
@@ -32,6 +35,7 @@ class Stored:
 
 @dataclass(frozen=True, slots=True)
 class _Pending:
+    tenant: str
     prompt: Prompt
     chunk: int
     stored: Stored
@@ -39,10 +43,15 @@ class _Pending:
 
 @dataclass(slots=True)
 class Publisher:
-    """Publishes for one worker epoch."""
+    """Publishes for one worker epoch.
+
+    With a ``layout_digest`` a publication holds only while the log states that layout.
+    """
 
     machine: WorkerMachine
+    layout_digest: bytes | None = None
     _pending: dict[int, _Pending] = field(default_factory=dict)
+    _prefixes: dict[bytes, int] = field(default_factory=dict)  # of what is pending
 
     @property
     def pending(self) -> int:
@@ -50,43 +59,85 @@ class Publisher:
         return len(self._pending)
 
     def publish(self, tenant: str, prompt: Prompt, chunk: int, stored: Stored) -> None:
-        """Publish one stored chunk of a prompt. Without any receipt nothing is published."""
-        if not stored.copies:
+        """Publish one stored chunk of a prompt. Without any receipt nothing is published, nor when
+        the chunk before it is not."""
+        if not stored.copies or not self._continues(prompt, chunk):
             self.machine.give_up_storing(prompt)
             return
+        fingerprint = self.machine.start.fingerprint
+        pending = _Pending(tenant, prompt, chunk, stored)
+        if self.machine.catalog.entry(fingerprint, prompt.chunks[chunk]) is None:
+            self._publish_new(pending)
+        else:
+            self._publish_copies(pending)
+
+    def _continues(self, prompt: Prompt, chunk: int) -> bool:
+        """Whether the chunk before is published, or about to be by an earlier transaction."""
+        if not chunk:
+            return True
+        before = prompt.chunks[chunk - 1]
+        return (
+            self.machine.catalog.entry(self.machine.start.fingerprint, before) is not None
+            or before in self._prefixes
+        )
+
+    def _publish_new(self, pending: _Pending) -> None:
         start = self.machine.start
+        prompt, chunk, stored = pending.prompt, pending.chunk, pending.stored
         prefix = prompt.chunks[chunk]
-        parent = prompt.chunks[chunk - 1] if chunk else prompt.root
-        known = self.machine.catalog.entry(start.fingerprint, prefix)
         node = node_id(start.fingerprint, prefix)
         part = part_id(node, 0, 0)
-        copies = self._copies(part, stored)
-        if known is not None:
-            cause = self.machine.decider.write(copies)
-        else:
-            tokens = start.chunk_tokens
-            facts: list[msgspec.Struct] = [
-                Node(
-                    node_id=node,
-                    fingerprint=start.fingerprint,
-                    prefix=prefix,
-                    parent_prefix=parent,
-                    token_start=chunk * tokens,
-                    token_end=(chunk + 1) * tokens,
-                    tenant=tenant,
-                ),
-                Part(part, node, 0, 0, stored.content_id, stored.size_bytes),
-                *copies,
-            ]
-            binding = CompareAndSet(
-                register_name("part", part, "content_id"), None, stored.content_id
-            )
-            cause = self.machine.decider.write(facts, compare_and_set=[binding])
-        self._pending[cause.client_seq] = _Pending(prompt, chunk, stored)
+        tokens = start.chunk_tokens
+        facts: list[msgspec.Struct] = [
+            Node(
+                node_id=node,
+                fingerprint=start.fingerprint,
+                prefix=prefix,
+                parent_prefix=prompt.chunks[chunk - 1] if chunk else prompt.root,
+                token_start=chunk * tokens,
+                token_end=(chunk + 1) * tokens,
+                tenant=pending.tenant,
+            ),
+            Part(part, node, 0, 0, stored.content_id, stored.size_bytes),
+            *self._copies(part, stored),
+        ]
+        self._write(pending, facts, part, None)
+
+    def _publish_copies(self, pending: _Pending) -> None:
+        prefix = pending.prompt.chunks[pending.chunk]
+        part = part_id(node_id(self.machine.start.fingerprint, prefix), 0, 0)
+        stored = pending.stored
+        self._write(pending, self._copies(part, stored), part, stored.content_id)
+
+    def _write(
+        self,
+        pending: _Pending,
+        facts: list[msgspec.Struct],
+        part: bytes,
+        bound: bytes | None,
+    ) -> None:
+        """Write a publication that holds only while the part's content is ``bound``."""
+        register = register_name("part", part, "content_id")
+        binding = [CompareAndSet(register, bound, pending.stored.content_id)]
+        if self.layout_digest is not None:
+            binding.insert(0, under_layout(self.machine.start.fingerprint, self.layout_digest))
+        cause = self.machine.decider.write(facts, compare_and_set=binding)
+        self._pending[cause.client_seq] = pending
+        prefix = pending.prompt.chunks[pending.chunk]
+        self._prefixes[prefix] = self._prefixes.get(prefix, 0) + 1
+
+    def _take(self, client_seq: int) -> _Pending | None:
+        pending = self._pending.pop(client_seq, None)
+        if pending is not None:
+            prefix = pending.prompt.chunks[pending.chunk]
+            self._prefixes[prefix] -= 1
+            if not self._prefixes[prefix]:
+                del self._prefixes[prefix]
+        return pending
 
     def shown(self, client_seq: int) -> None:
         """The log shows one of this epoch's transactions, accepted."""
-        pending = self._pending.pop(client_seq, None)
+        pending = self._take(client_seq)
         if pending is None:
             return
         durable = self.machine.durable(pending.prompt, pending.chunk + 1)
@@ -94,25 +145,27 @@ class Publisher:
             self.machine.decider.write(durable)
 
     def refused(self, client_seq: int, actual: bytes | None) -> None:
-        """The log shows one of this epoch's transactions, refused: another bound the part first.
+        """The log shows one of this epoch's transactions, refused: the part's content was bound,
+        or its binding taken back, since. It is published as things are now.
 
-        Raises InvariantError when the winner's bytes differ from ours: in exact mode the same node
-        has the same bytes, so one of the two workers computes something else.
+        Raises InvariantError when the bound bytes differ from ours, for in exact mode the same node
+        has the same bytes, so one of the two workers computes something else; or when the log has
+        another layout for the model.
         """
-        pending = self._pending.pop(client_seq, None)
+        pending = self._take(client_seq)
         if pending is None:
             return
-        if actual != pending.stored.content_id:
+        if actual is None:
+            self._publish_new(pending)
+        elif actual == pending.stored.content_id:
+            self._publish_copies(pending)
+        else:
             raise InvariantError(
                 f"chunk {pending.prompt.chunks[pending.chunk].hex()} has content "
-                f"{pending.stored.content_id.hex()} here and {(actual or b'').hex()} where it was "
+                f"{pending.stored.content_id.hex()} and layout "
+                f"{(self.layout_digest or b'').hex()} here, and {actual.hex()} where it was "
                 "published first; stop one of the two workers and compare their builds"
             )
-        part = part_id(
-            node_id(self.machine.start.fingerprint, pending.prompt.chunks[pending.chunk]), 0, 0
-        )
-        cause = self.machine.decider.write(self._copies(part, pending.stored))
-        self._pending[cause.client_seq] = pending
 
     def _copies(self, part: bytes, stored: Stored) -> list[msgspec.Struct]:
         worker = self.machine.start.worker

@@ -193,8 +193,12 @@ class RouterView:
         ways = starts_of(
             self.workers, workers.ids, dict(recorded.resident), catalog, entries, start.chunk_tokens
         )
-        # When every worker has had its turn the next round starts; attempts stay bounded.
-        left = any(worker not in request.excluded for worker in self.workers)
+        # When every worker that can ever take it has had its turn the next round starts; attempts
+        # stay bounded. One that never can must not keep it waiting for the others for ever.
+        left = any(
+            worker not in request.excluded and self._may_ever_take(seen, request.received)
+            for worker, seen in self.workers.items()
+        )
         return RouteInputs(
             request.received.prompt_tokens,
             request.received.max_new_tokens if start.reserve_output else 0,
@@ -202,6 +206,18 @@ class RouterView:
             tuple(request.excluded) if left else (),
             *workers,
             *ways,
+        )
+
+    def _may_ever_take(self, seen: WorkerObserved, received: RequestReceived) -> bool:
+        """Whether a worker could run a request if it had nothing else to do."""
+        tokens = received.prompt_tokens
+        if self.start.reserve_output:
+            tokens += received.max_new_tokens
+        pages = -(-(tokens + seen.verify_rows) // self.start.page_tokens)
+        return (
+            seen.fingerprint == self.start.fingerprint
+            and tokens <= seen.context_tokens
+            and (not seen.total_pages or pages <= seen.total_pages)
         )
 
     def booking_of(self, number: int, choice: RouteChoice) -> tuple[int, int]:

@@ -248,6 +248,13 @@ def test_a_worker_that_declined_is_passed_over_until_all_have_had_their_turn() -
     assert turns == [("a", 1), ("b", 2), ("c", 3), ("a", 4)]
 
 
+def test_a_worker_too_small_for_it_does_not_keep_a_declined_request_waiting_for_ever() -> None:
+    routed = make_router(seen("large"), seen("small", free_pages=2, total_pages=2))
+    _, effects = routed.machine.received(incoming("r", 40), 10)
+    assert offered(effects) == [("large", 1)]
+    assert offered(routed.machine.answered(1, 1, Answer.DECLINED)) == [("large", 2)]
+
+
 def test_after_the_last_attempt_the_request_fails() -> None:
     routed = make_router(seen("a"), seen("b"))
     _, effects = routed.machine.received(incoming("r"), 10)
