@@ -80,6 +80,16 @@ def salted_root(salt: bytes | None) -> bytes:
     return hashlib.sha256(_SALT_DOMAIN + canonical(salt)).digest()
 
 
+def tenant_salt(tenant: str, salt: bytes | None) -> bytes | None:
+    """The salt of a request: its own, and its tenant's name unless that is empty.
+
+    So what a tenant keeps is its own without any salt of its requests, and never another's.
+    """
+    if not tenant:
+        return salt
+    return canonical([tenant] if salt is None else [tenant, salt])
+
+
 def tokens_be(tokens: Sequence[int] | npt.NDArray[np.integer]) -> bytes:
     """Tokens as u64 big-endian, concatenated. Raises BadInputError outside ``[0, 2**64)``."""
     try:

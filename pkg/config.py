@@ -22,11 +22,13 @@ from pagetrail.controlplane.policy.registry import EVALUATORS
 
 ENDPOINT_PATTERN = r"^(tcp://[^ ]+:[0-9]{1,5}|ipc://[^ ]+)$"
 NAME_PATTERN = r"^[a-z0-9][a-z0-9._-]{0,63}$"
+QUOTAS_PATTERN = rf"^{NAME_PATTERN[1:-1]}=[0-9]{{1,10}}( *, *{NAME_PATTERN[1:-1]}=[0-9]{{1,10}})*$"
 EVALUATOR_PATTERN = r"^[a-z0-9-]+/[a-z0-9-]+@[0-9]+$"
 
 _LIMITS = LogLimits()  # where the log has a default, it is the configuration's too
 
 FilePath = Annotated[str, Meta(min_length=1)]
+Quotas = Annotated[str, Meta(pattern=QUOTAS_PATTERN)]
 Endpoint = Annotated[str, Meta(pattern=ENDPOINT_PATTERN)]
 Evaluator = Annotated[str, Meta(pattern=EVALUATOR_PATTERN)]
 
@@ -137,6 +139,25 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     ram_bytes: Annotated[
         int, Meta(ge=0, le=1 << 44, description="Host memory for chunks; 0 keeps none there.")
     ] = 256 << 20
+    reserve_output: Annotated[
+        bool,
+        Meta(
+            description="Whether a request starts only when its whole answer has pages. If not, "
+            "more run at once, and one gives way when another needs its pages."
+        ),
+    ] = True
+    swap_bytes: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=1 << 44,
+            description="Host memory for requests that gave way; 0 computes them again.",
+        ),
+    ] = 256 << 20
+    poison: Annotated[
+        bool,
+        Meta(description="Fill pages that come free with NaN, so that a stale read shows (slow)."),
+    ] = False
     ssd_bytes: Annotated[
         int, Meta(ge=0, le=1 << 50, description="Room of the local chunk tier.")
     ] = 8 << 30
@@ -170,6 +191,18 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
         Literal["machine", "logical"],
         Meta(description="`logical`: recorded times count events; for runs that are compared."),
     ] = "machine"
+
+
+class TenantsConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Shares of the pages that tenants can count on; a tenant is named beside its API key."""
+
+    quotas: Annotated[
+        Quotas | None,
+        Meta(
+            description="Pages of each tenant, such as `acme=2000, beta=500`; all others share "
+            "the rest. Absent: all share all.",
+        ),
+    ] = None
 
 
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -208,7 +241,10 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
     ] = 1_024
     api_keys_file: Annotated[
         FilePath | None,
-        Meta(description="File of API keys, one a line; without it no key is asked for."),
+        Meta(
+            description="File of API keys, one a line, a tenant's name after the key if it is "
+            "one's; without the file no key is asked for."
+        ),
     ] = None
 
 
@@ -220,7 +256,7 @@ class PolicyConfig(msgspec.Struct, frozen=True, kw_only=True):
     )
     admit: Annotated[
         Evaluator, Meta(description="Whether a request starts, waits or is refused.")
-    ] = "admission/reserve@1"
+    ] = "admission/reserve@2"
     evict: Annotated[Evaluator, Meta(description="Which kept pages make room.")] = (
         "residency/value-density@1"
     )
@@ -232,10 +268,13 @@ class PolicyConfig(msgspec.Struct, frozen=True, kw_only=True):
     )
     keep: Annotated[
         Evaluator, Meta(description="Whether a finished prompt stays on the device.")
-    ] = "keep/within-limits@1"
+    ] = "keep/within-limits@2"
     preempt: Annotated[Evaluator, Meta(description="Which running streams make room.")] = (
-        "preempt/min-cost@1"
+        "preempt/min-cost@2"
     )
+    resume: Annotated[
+        Evaluator, Meta(description="Where a stream that gave way takes its rows from.")
+    ] = "resume/min-completion@1"
 
 
 class RecordConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -310,6 +349,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     writer: WriterConfig
     client: ClientConfig
     worker: WorkerConfig
+    tenants: TenantsConfig
     gateway: GatewayConfig
     policy: PolicyConfig
     record: RecordConfig
@@ -348,9 +388,29 @@ def record_mode(record: RecordConfig) -> RecordMode:
     return FULL if record.alternatives is Alternatives.FULL else RecordMode(record.sample_ppm)
 
 
+def page_quotas(tenants: TenantsConfig) -> tuple[tuple[str, int], ...]:
+    """(tenant, pages) in order of tenant. Raises BadInputError when one stands twice, or has 0."""
+    if tenants.quotas is None:
+        return ()
+    pairs = [pair.strip().partition("=") for pair in tenants.quotas.split(",")]
+    quotas = sorted((name, int(pages)) for name, _, pages in pairs)
+    if len({name for name, _ in quotas}) != len(quotas) or any(not pages for _, pages in quotas):
+        raise BadInputError(
+            f"tenants.quotas = {tenants.quotas!r} names a tenant twice or gives it no page; "
+            "expected each tenant once with at least 1 page; leave the others out"
+        )
+    return tuple(quotas)
+
+
 def check_config(config: Config) -> None:
     """Checks what no single field can say. Raises BadInputError naming the settings involved."""
     log_limits(config)
+    given = sum(pages for _, pages in page_quotas(config.tenants))
+    if given > config.worker.pages:
+        raise BadInputError(
+            f"tenants.quotas give away {given} pages and worker.pages = {config.worker.pages}; "
+            "expected no more than there are; lower the quotas or raise worker.pages"
+        )
     check_evaluators(config.policy)
     for name, endpoint in (
         ("writer.bind", config.writer.bind),

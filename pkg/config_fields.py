@@ -17,6 +17,7 @@ from pagetrail.config import (
     ENDPOINT_PATTERN,
     EVALUATOR_PATTERN,
     NAME_PATTERN,
+    QUOTAS_PATTERN,
     Config,
 )
 
@@ -25,6 +26,7 @@ ENVIRONMENT_PREFIX = "PAGETRAIL_"
 _PATTERN_MEANINGS = {
     ENDPOINT_PATTERN: "an endpoint such as tcp://127.0.0.1:7301 or ipc:///path",
     EVALUATOR_PATTERN: "an evaluator such as residency/value-density@1",
+    QUOTAS_PATTERN: "tenants and pages such as acme=2000, beta=500",
     NAME_PATTERN: "a name of at most 64 lower-case letters, digits, '.', '_' and '-'",
 }
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pagetrail.catalog.kinds.content import Tier
 from pagetrail.catalog.kinds.router import RouterStarted
 from pagetrail.catalog.kinds.worker import Bound, Metric, PoolSpec, WorkerStarted
-from pagetrail.config import Config
+from pagetrail.config import Config, page_quotas
 from pagetrail.controlplane.journal import Journal
 from pagetrail.controlplane.policy.registry import bind
 
@@ -41,6 +41,7 @@ def bound_evaluators(config: Config) -> tuple[Bound, ...]:
         policy.restore,
         policy.checkpoint,
         policy.preempt,
+        policy.resume,
         policy.keep,
     )
     return tuple(sorted((bind(name) for name in names), key=lambda row: row.decision_kind))
@@ -76,11 +77,15 @@ def worker_started(
         lanes=worker.lanes,
         kept_columns_max=worker.kept_pages or pages,
         kept_nodes_max=KEPT_NODES_MAX,
-        reserve_output=True,
+        reserve_output=worker.reserve_output,
         costs=tuple(CONFIGURED_COSTS.items()),
         evaluators=bound_evaluators(config),
         previous_epoch=previous.client_epoch if previous is not None else 0,
         previous_chain=previous.chain if previous is not None else b"",
+        quotas=page_quotas(config.tenants),
+        swap_bytes_max=worker.swap_bytes,
+        ram_bytes_max=worker.ram_bytes,
+        grows=not worker.reserve_output,
     )
 
 
@@ -100,7 +105,7 @@ def router_started(
         page_tokens=config.worker.page_tokens,
         chunk_tokens=config.worker.chunk_tokens,
         chunk_bytes=chunk_bytes,
-        reserve_output=True,
+        reserve_output=config.worker.reserve_output,
         evaluators=bound_evaluators(config),
         previous_epoch=previous.client_epoch if previous is not None else 0,
         previous_chain=previous.chain if previous is not None else b"",

@@ -235,7 +235,7 @@ class StreamPreempted(msgspec.Struct, frozen=True, array_like=True):
 
 
 class SwapBegun(msgspec.Struct, frozen=True, array_like=True):
-    """A running stream gives way: its rows are on their way to host memory, then it is preempted."""
+    """A running stream gives way: its rows go to host memory, and then it is preempted."""
 
     stream: Stream
 

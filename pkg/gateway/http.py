@@ -12,7 +12,7 @@ import contextlib
 import hmac
 import secrets
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +24,7 @@ from starlette.routing import Route
 
 import pagetrail
 from pagetrail.catalog.errors import BadInputError
+from pagetrail.catalog.identity import tenant_salt
 from pagetrail.engine.streams import Generation
 from pagetrail.engine.tokenizer import ModelTokenizer
 
@@ -66,9 +67,9 @@ class Served:
 
 
 class Surface:
-    """The handlers. ``keys``: API keys; empty: none is asked for."""
+    """The handlers. ``keys``: API keys, each with its tenant; empty: none is asked for."""
 
-    def __init__(self, router: RouterService, served: Served, keys: frozenset[str]) -> None:
+    def __init__(self, router: RouterService, served: Served, keys: Mapping[str, str]) -> None:
         self._router = router
         self._served = served
         self._keys = keys
@@ -92,7 +93,7 @@ class Surface:
     ) -> Callable[[Request], Awaitable[Response]]:
         async def guarded(request: Request) -> Response:
             try:
-                self._check_key(request)
+                request.state.tenant = self._tenant(request)
                 return await handler(request)
             except ApiError as error:
                 return _json(error.body(), status=error.status)
@@ -103,14 +104,19 @@ class Surface:
 
         return guarded
 
-    def _check_key(self, request: Request) -> None:
+    def _tenant(self, request: Request) -> str:
+        """Whose key a request brings. Raises ApiError when one is needed and it brings none."""
         if not self._keys:
-            return
+            return ""
         scheme, _, given = request.headers.get("authorization", "").partition(" ")
-        if scheme.lower() != "bearer" or not any(
-            hmac.compare_digest(given.encode(), key.encode()) for key in self._keys
-        ):
+        found = [
+            tenant
+            for key, tenant in self._keys.items()
+            if hmac.compare_digest(given.encode(), key.encode())
+        ]
+        if scheme.lower() != "bearer" or not found:
             raise ApiError("a valid API key is needed: Authorization: Bearer KEY", status=401)
+        return found[0]
 
     # ---- small ones
 
@@ -164,7 +170,7 @@ class Surface:
         if body.logprobs or body.top_logprobs is not None:
             wanted = body.top_logprobs or 0
         generation = self._generation(body, len(tokens), wanted)
-        answer = await self._submit(body, tokens, generation)
+        answer = await self._submit(request, body, tokens, generation)
         identity = f"chatcmpl-{secrets.token_hex(12)}"
         if body.stream:
             return StreamingResponse(
@@ -218,7 +224,7 @@ class Surface:
         try:
             for tokens, generation in zip(prompts, generations, strict=True):
                 place = len(answers) * body.n
-                answers.append(await self._submit(body, tokens, generation, place))
+                answers.append(await self._submit(request, body, tokens, generation, place))
             if not body.stream:
                 for answer in answers:
                     await self._finish(request, answer)
@@ -293,14 +299,20 @@ class Surface:
         )
 
     async def _submit(
-        self, body: Common, tokens: list[int], generation: Generation, first_index: int = 0
+        self,
+        request: Request,
+        body: Common,
+        tokens: list[int],
+        generation: Generation,
+        first_index: int = 0,
     ) -> Answer:
+        tenant: str = request.state.tenant
         salt = None if body.cache_salt is None else body.cache_salt.encode()
         handle = await self._router.submit(
             Submission(
                 request=f"req-{secrets.token_hex(8)}",
-                tenant="",
-                salt=salt,
+                tenant=tenant,
+                salt=tenant_salt(tenant, salt),
                 priority=body.priority,
                 tokens=tuple(tokens),
                 generation=generation,

@@ -120,13 +120,14 @@ async def _serve(
         raise PagetrailError(f"the router stopped: {router.failure}") from router.failure
 
 
-def read_api_keys(file: str | None) -> frozenset[str]:
-    """The API keys in a file, one a line; none without a file.
+def read_api_keys(file: str | None) -> dict[str, str]:
+    """The API keys in a file, one a line, each with the tenant that may follow it.
 
-    Raises BadInputError for a file that cannot be read, that other users can read, or without keys.
+    Raises BadInputError for a file that cannot be read, that other users can read, without keys,
+    or with a line of more than a key and a tenant.
     """
     if file is None:
-        return frozenset()
+        return {}
     path = Path(file)
     try:
         if path.stat().st_mode & (stat.S_IRGRP | stat.S_IROTH):
@@ -136,7 +137,16 @@ def read_api_keys(file: str | None) -> frozenset[str]:
         raise BadInputError(
             f"cannot read gateway.api_keys_file {file}: {error.strerror}"
         ) from error
-    keys = frozenset(line.strip() for line in lines if line.strip())
+    keys: dict[str, str] = {}
+    for number, line in enumerate(lines, 1):
+        words = line.split()
+        if len(words) > 2 or (words and words[0] in keys):
+            raise BadInputError(
+                f"line {number} of {file} holds {len(words)} words or a key that was given; "
+                "expected a new key, and maybe its tenant's name"
+            )
+        if words:
+            keys[words[0]] = words[1] if len(words) == 2 else ""
     if not 1 <= len(keys) <= API_KEYS_MAX:
         raise BadInputError(f"{file} holds {len(keys)} keys; expected 1 to {API_KEYS_MAX}")
     return keys

@@ -42,11 +42,11 @@ Work = Callable[[httpx.AsyncClient], Awaitable[None]]
 
 
 def with_gateway(
-    directory: Path, served: Served, work: Work, keys: frozenset[str] = frozenset(), **settings: Any
+    directory: Path, served: Served, work: Work, keys: dict[str, str] | None = None, **settings: Any
 ) -> None:
     async def run(router: RouterService) -> None:
         await router.start()
-        transport = httpx.ASGITransport(Surface(router, served, keys).app())
+        transport = httpx.ASGITransport(Surface(router, served, keys or {}).app())
         async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
             await work(client)
         await router.close()
@@ -89,7 +89,7 @@ def test_a_key_is_needed_when_keys_are_set_but_not_for_health(
         assert answer.status_code == 200
         assert (await client.get("/health")).status_code == 200
 
-    with_gateway(tmp_path, served, work, keys=frozenset({"sesame", "other"}))
+    with_gateway(tmp_path, served, work, keys={"sesame": "", "other": "acme"})
 
 
 def test_requests_beyond_the_limit_are_told_to_come_again(tmp_path: Path, served: Served) -> None:
@@ -133,6 +133,8 @@ def test_a_spool_without_headroom_is_a_503_with_its_reason_and_room_comes_back(
     [
         (0o644, "sesame\n", "chmod 600"),
         (0o600, "\n \n", "holds 0 keys"),
+        (0o600, "one\none acme\n", "line 2"),
+        (0o600, "one of three\n", "line 1"),
     ],
 )
 def test_a_file_of_keys_that_cannot_be_used_is_refused(
@@ -148,6 +150,6 @@ def test_a_file_of_keys_that_cannot_be_used_is_refused(
 def test_keys_are_read_one_a_line(tmp_path: Path) -> None:
     file = tmp_path / "keys"
     file.touch(stat.S_IRUSR | stat.S_IWUSR)
-    file.write_text("one\n two \n\n", encoding="utf-8")
-    assert read_api_keys(str(file)) == {"one", "two"}
-    assert read_api_keys(None) == frozenset()
+    file.write_text("one\n two  acme \n\n", encoding="utf-8")
+    assert read_api_keys(str(file)) == {"one": "", "two": "acme"}
+    assert read_api_keys(None) == {}
