@@ -14,13 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from pagetrail.catalog.errors import BadInputError, PagetrailError
-from pagetrail.catalog.identity import salted_root, tenant_salt
 from pagetrail.catalog.index import LiveIndex
-from pagetrail.catalog.kinds.content import Tenant, Tier, WorkerEpoch
+from pagetrail.catalog.kinds.content import Tier, WorkerEpoch
 from pagetrail.catalog.kinds.worker import PoolSpec, WorkerStarted
+from pagetrail.catalog.publishing import state_model
 from pagetrail.config import Config, log_limits, record_mode
 from pagetrail.controlplane.cluster import wire
 from pagetrail.controlplane.cluster.deciding import Decider
@@ -252,15 +250,17 @@ class Worker:
         )
         decider.write([start])
         decider.write([WorkerEpoch(start.worker, start.worker_epoch, "")])
-        for tenant, pages in start.quotas:
-            root = salted_root(tenant_salt(tenant, None))
-            decider.write([Tenant(tenant, root, quota_pages=pages, quota_bytes=0)])
-        machine = WorkerMachine(decider, start, index)
-        if self._config.worker.poison:
-            machine.view.owner.observe_released(
-                lambda group, pages: self.model.poison(np.asarray(pages, np.int32), group)
-            )
-        return machine
+        stated = state_model(
+            index,
+            start.fingerprint,
+            self._config.model.name,
+            self.model.layout,
+            start.chunk_tokens,
+        )
+        if stated is not None:
+            facts, first = stated
+            decider.write(facts, compare_and_set=[first])
+        return WorkerMachine(decider, start, index)
 
     def _lookup_check(
         self, index: LiveIndex, endpoints: Endpoints, keys: ClientKeys | None

@@ -17,6 +17,7 @@ from pagetrail.catalog.identity import node_id
 from pagetrail.catalog.index import LiveIndex
 from pagetrail.catalog.kinds.content import Tier
 from pagetrail.catalog.kinds.worker import Metric
+from pagetrail.catalog.layout import digest
 from pagetrail.controlplane.cluster.messages import Capture, KeepInRam, Restore, WorkerEffect
 from pagetrail.controlplane.cluster.publisher import Publisher, Stored
 from pagetrail.controlplane.cluster.worker import WorkerMachine
@@ -61,7 +62,7 @@ class Transfers:
         options: TransferOptions,
         answer: Callable[[ChunkArrived], None],
     ) -> None:
-        self.publisher = Publisher(machine)
+        self.publisher = Publisher(machine, digest(model.layout))
         self._machine = machine
         self._model = model
         self._index = index
