@@ -124,6 +124,13 @@ def check_page_tokens(page_tokens: int) -> None:
         )
 
 
+def check_pages(pages: int, page_tokens: int) -> None:
+    """Raise KernelInputError unless a pool can have so many pages of that size."""
+    check_page_tokens(page_tokens)
+    if pages < 1:
+        raise KernelInputError(f"a pool needs at least one page, not {pages}")
+
+
 def check_batch(batch: RaggedBatch, pages: int) -> None:
     """Raise KernelInputError unless every index of the batch stays inside a pool of ``pages``.
 

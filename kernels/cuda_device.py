@@ -8,12 +8,12 @@ not here: the engine pairs this device with a ``RowMath`` (split_device.py).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
 
 import numpy as np
-import numpy.typing as npt
 
 from .abi import (
     ROWS,
@@ -23,14 +23,19 @@ from .abi import (
     SlabSpec,
     Storage,
     check_batch,
-    check_page_tokens,
+    check_pages,
     check_slots,
 )
-from .cuda import copies, operations
+from .cuda import copies, operations, quantised
 from .cuda.arrays import DeviceArray, Element, PoolArray
+from .cuda.codes import CodedPool, CodedSlab
+from .cuda.copies import PageExtent
 from .cuda.launch import Launch
+from .cuda.operations import check_rows_of_table
+from .cuda.quantised import CodedArrays
 from .cuda_runtime import CudaRuntime
 from .cuda_staging import BatchStage, PinnedPool, StagedBatch, Transfer
+from .cuda_transfers import Bytes, PageTransfers
 from .device import AttentionSpec, PagePool
 from .plan import Cut
 
@@ -50,6 +55,16 @@ class CudaOptions:
     partial_values_max: int = 1 << 24  # fp32 values of split rows
     pinned_buffers: int = 4
     pinned_bytes: int = 1 << 24
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Rows:
+    """Queries and results of an attention on the card, and the tensors that hold them."""
+
+    q: DeviceArray
+    out: DeviceArray
+    lse: DeviceArray | None
+    tensors: tuple[Any, ...]
 
 
 class CudaDevice:
@@ -73,25 +88,25 @@ class CudaDevice:
         ]
         self._partials = operations.Partials(*map(self._describe, self._partial_tensors))
         self._error = torch.zeros(1, dtype=torch.int32, device=runtime.device)
-        self._pinned = PinnedPool(runtime, options.pinned_buffers, options.pinned_bytes)
+        pinned = PinnedPool(runtime, options.pinned_buffers, options.pinned_bytes)
+        self._transfers = PageTransfers(runtime, pinned)
         properties = torch.cuda.get_device_properties(runtime.device)
         self._multiprocessors: int = properties.multi_processor_count
 
     # Pages
 
     def allocate(self, spec: SlabSpec, pages: int, page_tokens: int) -> PagePool:
-        check_page_tokens(page_tokens)
-        if pages < 1:
-            raise KernelInputError(f"a pool needs at least one page, not {pages}")
+        check_pages(pages, page_tokens)
         shape = (spec.layers, pages, page_tokens, spec.heads, spec.width)
-        dtype = getattr(self._torch, TORCH_NAMES[spec.storage])
+        array = self._zeros(spec.name, shape, TORCH_NAMES[spec.storage])
+        return PagePool(spec, pages, page_tokens, array)
+
+    def _zeros(self, name: str, shape: tuple[int, ...], kind: str) -> Any:
+        dtype = getattr(self._torch, kind)
         try:
-            array = self._torch.zeros(shape, dtype=dtype, device=self._runtime.device)
+            return self._torch.zeros(shape, dtype=dtype, device=self._runtime.device)
         except self._torch.OutOfMemoryError as error:
-            raise MemoryError(
-                f"no room for pool {spec.name!r} of {pages} pages: {error}"
-            ) from error
-        return PagePool(spec, pages, page_tokens, cast(Any, array))
+            raise MemoryError(f"no room for pool {name!r} of shape {shape}: {error}") from error
 
     def append(self, pool: PagePool, layer: int, rows: Any, slots: Any) -> None:
         self.append_together([pool], layer, [rows], slots)
@@ -105,16 +120,24 @@ class CudaDevice:
         checked by whoever put them there, and one past the pool only raises the flag that
         ``check_errors`` reads.
         """
-        staged = self._staged_with(slots)
+        with self._appending(pools[0], rows, slots) as (arrays, where):
+            views = [self._pool(pool) for pool in pools]
+            error = self._describe(self._error)
+            self._run(operations.append(views, layer, arrays, where, error))
+
+    @contextmanager
+    def _appending(
+        self, pool: PagePool | CodedPool, rows: Sequence[Any], slots: Any
+    ) -> Iterator[tuple[list[DeviceArray], DeviceArray]]:
+        """Rows and slots as launches see them; uploads live until the launches are on the stream
+        that orders their reuse."""
+        staged = next((s for s in self._staged if s and s.batch.slots is slots), None)
         if staged is None and isinstance(slots, np.ndarray):
-            check_slots(slots, pools[0].pages * pools[0].page_tokens)
-        # Tensors made here must live until the launches are on the stream that orders their reuse.
+            check_slots(slots, pool.pages * pool.page_tokens)
         on_card = [self._to_card(array) for array in (*rows, *(() if staged else (slots,)))]
         arrays = [self._describe(tensor) for tensor in on_card]
-        where = staged.slots if staged else arrays[-1]
-        views = [self._pool(pool) for pool in pools]
-        error = self._describe(self._error)
-        self._run(operations.append(views, layer, arrays[: len(rows)], where, error))
+        yield arrays[: len(rows)], staged.slots if staged else arrays[-1]
+        del on_card
 
     def stage(
         self, batch: RaggedBatch, place: int = 0, rows_per_item: int | None = None
@@ -146,41 +169,85 @@ class CudaDevice:
         out: Any,
         lse: Any = None,
     ) -> None:
-        staged = next((s for s in self._staged if s and s.batch is batch), None)
-        if staged is None:
-            check_batch(batch, values.pages)
-            staged = self.stage(batch)
-        on_card = [self._to_card(q), self._to_card(out)]
-        if lse is not None:
-            on_card.append(self._to_card(lse))
-        arrays = [self._describe(array) for array in on_card]
+        staged = self._staged_batch(batch, values.pages)
+        rows = self._rows(q, out, lse)
         self._run(
             operations.attention(
                 what,
                 layer,
-                arrays[0],
+                rows.q,
                 [self._pool(pool) for pool in keys],
                 self._pool(values),
                 staged.layout,
-                arrays[1],
-                arrays[2] if lse is not None else None,
+                rows.out,
+                rows.lse,
                 self._partials,
             )
         )
-        for host, card in zip((out, lse), on_card[1:], strict=False):
-            self._to_host(card, host)
+        self._hand_back(rows, out, lse)
+
+    # Coded pages
+
+    def allocate_coded(self, slab: CodedSlab, pages: int, page_tokens: int) -> CodedPool:
+        """Memory for a pool of eight-bit codes and their scales, filled with zeros."""
+        check_pages(pages, page_tokens)
+        shape = (slab.layers, pages, page_tokens, slab.heads)
+        codes = self._zeros(slab.name, (*shape, slab.width), "uint8")
+        scales = self._zeros(slab.name, shape, "float32")
+        return CodedPool(slab, pages, page_tokens, codes, scales)
+
+    def append_coded(
+        self, pools: Sequence[CodedPool], layer: int, rows: Sequence[Any], slots: Any
+    ) -> None:
+        """As ``append_together``; every row gets its code and its scale."""
+        with self._appending(pools[0], rows, slots) as (arrays, where):
+            views = [self._coded(pool) for pool in pools]
+            error = self._describe(self._error)
+            self._run(quantised.append(views, layer, arrays, where, error))
+
+    def attention_coded(
+        self,
+        what: AttentionSpec,
+        layer: int,
+        q: Any,
+        keys: Sequence[CodedPool],
+        values: CodedPool,
+        batch: RaggedBatch,
+        out: Any,
+        lse: Any = None,
+    ) -> None:
+        """As ``attention``, over coded pools."""
+        staged = self._staged_batch(batch, values.pages)
+        rows = self._rows(q, out, lse)
+        self._run(
+            quantised.attention(
+                what,
+                layer,
+                rows.q,
+                [self._coded(pool) for pool in keys],
+                self._coded(values),
+                staged.layout,
+                rows.out,
+                rows.lse,
+                self._partials,
+            )
+        )
+        self._hand_back(rows, out, lse)
+
+    # Work and copies
 
     def cut(self, q_heads: int, kv_heads: int, sequences: int) -> Cut:
         rows = max(1, LINES_PER_ITEM // (q_heads // kv_heads))
         blocks = SPLIT_BLOCKS_PER_MULTIPROCESSOR * self._multiprocessors
         return Cut(rows, sequences * kv_heads < blocks)
 
-    def page_copy(self, pool: PagePool, source: int, target: int) -> None:
+    def page_copy(self, pool: PagePool | CodedPool, source: int, target: int) -> None:
         if not (0 <= source < pool.pages and 0 <= target < pool.pages):
             raise KernelInputError(f"pages {source} and {target} must lie in [0, {pool.pages})")
         lists = self._to_card(np.array([source, target], np.int32))
         at = lists.data_ptr()
-        self._run(copies.page_copy(self._pool(pool).extent(), at, at + 4, 1))
+        for extent in self._extents(pool):
+            self._run(copies.page_copy(extent, at, at + lists.element_size(), 1))
 
     def poison(self, pool: PagePool, page_ids: Int32s) -> None:
         ids = self._torch.from_numpy(page_ids.astype(np.int64)).to(self._runtime.device)
@@ -192,88 +259,33 @@ class CudaDevice:
     def begin_gather(
         self, pool: PagePool, page_ids: Int32s, start: int, end: int
     ) -> Transfer | None:
-        """Copy token rows of a page table to pinned memory behind the compute done so far.
-
-        None when every pinned buffer is on its way: ask again after a release.
-        """
-        view, count = self._rows_of(pool, page_ids, start, end)
-        index = self._pinned.take(count)
-        if index is None:
-            return None
-        stream = self._runtime.transfer
-        stream.wait_event(self._runtime.event(self._runtime.compute))
-        with self._torch.cuda.stream(stream):
-            ids = self._to_card(np.ascontiguousarray(page_ids, np.int32), stream)
-            packed = self._empty_bytes(count)
-            launches = copies.gather(view.extent(), packed.data_ptr(), ids.data_ptr(), start, end)
-            self._run(launches, stream)
-            self._pinned.buffer(index)[:count].copy_(packed, non_blocking=True)
-        return Transfer(self._pinned, index, count, self._runtime.event(stream))
+        """Rows of a page table on their way to pinned memory; see ``PageTransfers``."""
+        (extent,) = self._rows_of(pool, page_ids, start, end)
+        return self._transfers.begin_gather(extent, page_ids, start, end)
 
     def begin_scatter(
+        self, pool: PagePool, page_ids: Int32s, start: int, end: int, packed: Bytes
+    ) -> Transfer | None:
+        """Packed rows on their way to their pages; see ``PageTransfers``."""
+        (extent,) = self._rows_of(pool, page_ids, start, end)
+        return self._transfers.begin_scatter(extent, page_ids, start, end, packed)
+
+    def gather(self, pool: PagePool | CodedPool, page_ids: Int32s, start: int, end: int) -> Bytes:
+        """As ``Device.gather``; of a coded pool the codes of the rows, then their scales."""
+        extents = self._rows_of(pool, page_ids, start, end)
+        return self._transfers.gather(extents, page_ids, start, end)
+
+    def scatter(
         self,
-        pool: PagePool,
+        pool: PagePool | CodedPool,
         page_ids: Int32s,
         start: int,
         end: int,
-        packed: npt.NDArray[np.uint8],
-    ) -> Transfer | None:
-        """Write packed rows to their pages; compute that follows waits for them on the card."""
-        view, count = self._rows_of(pool, page_ids, start, end)
-        self._check_packed(pool, start, end, count, packed)
-        index = self._pinned.take(count)
-        if index is None:
-            return None
-        self._pinned.buffer(index).numpy()[:count] = packed
-        stream = self._runtime.transfer
-        stream.wait_event(self._runtime.event(self._runtime.compute))
-        with self._torch.cuda.stream(stream):
-            ids = self._to_card(np.ascontiguousarray(page_ids, np.int32), stream)
-            on_card = self._empty_bytes(count)
-            on_card.copy_(self._pinned.buffer(index)[:count], non_blocking=True)
-            at = on_card.data_ptr()
-            self._run(copies.scatter(view.extent(), at, ids.data_ptr(), start, end), stream)
-        event = self._runtime.event(stream)
-        self._runtime.compute.wait_event(event)
-        return Transfer(self._pinned, index, count, event)
-
-    def gather(
-        self, pool: PagePool, page_ids: Int32s, start: int, end: int
-    ) -> npt.NDArray[np.uint8]:
-        spec = pool.spec
-        self._rows_of(pool, page_ids, start, end)
-        whole = np.empty((spec.layers, end - start, spec.row_bytes), np.uint8)
-        for first, last in self._pieces(pool, start, end):
-            transfer = self._started(self.begin_gather(pool, page_ids, first, last))
-            piece = transfer.bytes().reshape(spec.layers, last - first, spec.row_bytes)
-            whole[:, first - start : last - start] = piece
-            transfer.release()
-        return whole.reshape(-1)
-
-    def scatter(
-        self, pool: PagePool, page_ids: Int32s, start: int, end: int, packed: npt.NDArray[np.uint8]
+        packed: Bytes,
     ) -> None:
-        spec = pool.spec
-        _, count = self._rows_of(pool, page_ids, start, end)
-        self._check_packed(pool, start, end, count, packed)
-        whole = packed.reshape(spec.layers, end - start, spec.row_bytes)
-        for first, last in self._pieces(pool, start, end):
-            piece = np.ascontiguousarray(whole[:, first - start : last - start]).reshape(-1)
-            self._started(self.begin_scatter(pool, page_ids, first, last, piece)).release()
-
-    def _pieces(self, pool: PagePool, start: int, end: int) -> list[tuple[int, int]]:
-        """Ranges of rows that fit a pinned buffer; one row at least, whose size is then refused."""
-        most = max(1, self._pinned.bytes_each // (pool.spec.layers * pool.spec.row_bytes))
-        return [(first, min(first + most, end)) for first in range(start, end, most)]
-
-    def _check_packed(
-        self, pool: PagePool, start: int, end: int, count: int, packed: npt.NDArray[np.uint8]
-    ) -> None:
-        if packed.dtype != np.uint8 or packed.shape != (count,):
-            raise KernelInputError(
-                f"rows [{start}, {end}) of slab {pool.spec.name!r} are {count} bytes, not "
-                f"{packed.shape} of {packed.dtype}"
-            )
+        """The inverse of ``gather``."""
+        extents = self._rows_of(pool, page_ids, start, end)
+        self._transfers.scatter(extents, page_ids, start, end, packed)
 
     # Steps
 
@@ -294,23 +306,36 @@ class CudaDevice:
         for launch in launches:
             self._runtime.launch(launch, stream or self._runtime.compute)
 
-    def _started(self, transfer: Transfer | None) -> Transfer:
-        if transfer is None:
-            raise KernelInputError("every pinned buffer is on its way; release one first")
-        return transfer
-
     def _rows_of(
-        self, pool: PagePool, page_ids: Int32s, start: int, end: int
-    ) -> tuple[PoolArray, int]:
-        view = self._pool(pool)
-        operations.check_rows_of_table(view, page_ids.tolist(), start, end)
-        return view, pool.spec.layers * (end - start) * pool.spec.row_bytes
+        self, pool: PagePool | CodedPool, page_ids: Int32s, start: int, end: int
+    ) -> tuple[PageExtent, ...]:
+        """The pool's bytes, after a check that ``[start, end)`` are rows of its pages."""
+        check_rows_of_table(pool.pages, pool.page_tokens, page_ids.tolist(), start, end)
+        return self._extents(pool)
 
-    def _empty_bytes(self, count: int) -> Any:
-        return self._torch.empty(count, dtype=self._torch.uint8, device=self._runtime.device)
+    def _extents(self, pool: PagePool | CodedPool) -> tuple[PageExtent, ...]:
+        if isinstance(pool, CodedPool):
+            return self._coded(pool).extents()
+        return (self._pool(pool).extent(),)
 
-    def _staged_with(self, slots: Any) -> StagedBatch | None:
-        return next((s for s in self._staged if s and s.batch.slots is slots), None)
+    def _staged_batch(self, batch: RaggedBatch, pages: int) -> StagedBatch:
+        """The batch where it was staged, else checked and staged now."""
+        staged = next((s for s in self._staged if s and s.batch is batch), None)
+        if staged is None:
+            check_batch(batch, pages)
+            staged = self.stage(batch)
+        return staged
+
+    def _rows(self, q: Any, out: Any, lse: Any) -> _Rows:
+        tensors = self._to_card(q), self._to_card(out), None if lse is None else self._to_card(lse)
+        described = self._describe(tensors[0]), self._describe(tensors[1])
+        return _Rows(*described, None if lse is None else self._describe(tensors[2]), tensors)
+
+    def _hand_back(self, rows: _Rows, out: Any, lse: Any) -> None:
+        for host, card in zip((out, lse), rows.tensors[1:], strict=True):
+            if isinstance(host, np.ndarray):
+                with self._torch.cuda.stream(self._runtime.compute):
+                    host[...] = card.cpu().numpy()
 
     def _to_card(self, array: Any, stream: Any = None) -> Any:
         """The array on the card; memory taken here belongs to the stream that will read it."""
@@ -319,11 +344,6 @@ class CudaDevice:
         with self._torch.cuda.stream(stream or self._runtime.compute):
             return self._torch.from_numpy(np.ascontiguousarray(array)).to(self._runtime.device)
 
-    def _to_host(self, card: Any, host: Any) -> None:
-        if isinstance(host, np.ndarray):
-            with self._torch.cuda.stream(self._runtime.compute):
-                host[...] = card.cpu().numpy()
-
     def _describe(self, tensor: Any) -> DeviceArray:
         element = Element(str(tensor.dtype).removeprefix("torch."))
         shape, strides = tuple(tensor.shape), tuple(tensor.stride())
@@ -331,3 +351,7 @@ class CudaDevice:
 
     def _pool(self, pool: PagePool) -> PoolArray:
         return PoolArray(pool.spec, pool.pages, pool.page_tokens, self._describe(pool.array))
+
+    def _coded(self, pool: CodedPool) -> CodedArrays:
+        codes, scales = self._describe(pool.codes), self._describe(pool.scales)
+        return CodedArrays(pool.slab, pool.pages, pool.page_tokens, codes, scales)

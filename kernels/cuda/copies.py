@@ -26,6 +26,10 @@ class PageExtent:
     row_bytes: int
     page_tokens: int
 
+    def rows_bytes(self, rows: int) -> int:
+        """Bytes of that many token rows over all layers."""
+        return self.layers * rows * self.row_bytes
+
 
 def page_copy(extent: PageExtent, sources: int, targets: int, count: int) -> tuple[Launch, ...]:
     """Copies ``count`` pages over all layers; both lists are int32 on the device."""

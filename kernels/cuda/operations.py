@@ -204,14 +204,16 @@ def _kind(pool: PoolArray) -> tuple[object, ...]:
     return pool.spec.heads, pool.spec.storage, pool.pages, pool.page_tokens
 
 
-def check_rows_of_table(pool: PoolArray, table: Sequence[int], start: int, end: int) -> None:
+def check_rows_of_table(
+    pool_pages: int, page_tokens: int, table: Sequence[int], start: int, end: int
+) -> None:
     """Raise unless ``[start, end)`` are rows of a page table whose pages lie in the pool."""
-    pages = -(-end // pool.page_tokens)
+    pages = -(-end // page_tokens)
     if not 0 <= start <= end or pages > len(table):
         raise KernelInputError(
-            f"rows [{start}, {end}) need {pages} pages of {pool.page_tokens} tokens, the table "
+            f"rows [{start}, {end}) need {pages} pages of {page_tokens} tokens, the table "
             f"has {len(table)}"
         )
-    for page in table[start // pool.page_tokens : pages]:
-        if not 0 <= page < pool.pages:
-            raise KernelInputError(f"page ids must lie in [0, {pool.pages}), found {page}")
+    for page in table[start // page_tokens : pages]:
+        if not 0 <= page < pool_pages:
+            raise KernelInputError(f"page ids must lie in [0, {pool_pages}), found {page}")

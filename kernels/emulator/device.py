@@ -22,7 +22,7 @@ from ..abi import (
     SlabSpec,
     Storage,
     check_batch,
-    check_page_tokens,
+    check_pages,
     check_slots,
 )
 from ..cuda import copies, operations, quantised
@@ -34,7 +34,9 @@ from ..cuda.arrays import (
     batch_layout,
 )
 from ..cuda.codes import CodedPool, CodedSlab
+from ..cuda.copies import PageExtent
 from ..cuda.launch import Launch, Launcher
+from ..cuda.operations import check_rows_of_table
 from ..cuda.paged import BatchLayout
 from ..cuda.quantised import CodedArrays
 from ..device import AttentionSpec, PagePool
@@ -62,9 +64,7 @@ class EmulatedDevice:
         self._room: tuple[Floats, ...] = ()  # partial results of the call under way
 
     def allocate(self, spec: SlabSpec, pages: int, page_tokens: int) -> PagePool:
-        check_page_tokens(page_tokens)
-        if pages < 1:
-            raise KernelInputError(f"a pool needs at least one page, not {pages}")
+        check_pages(pages, page_tokens)
         shape = (spec.layers, pages, page_tokens, spec.heads, spec.width)
         return PagePool(spec, pages, page_tokens, np.zeros(shape, spec.storage.dtype))
 
@@ -130,7 +130,7 @@ class EmulatedDevice:
 
     def allocate_coded(self, slab: CodedSlab, pages: int, page_tokens: int) -> CodedPool:
         """Memory for a pool of eight-bit codes and their scales, filled with zeros."""
-        check_page_tokens(page_tokens)
+        check_pages(pages, page_tokens)
         shape = (slab.layers, pages, page_tokens, slab.heads)
         codes, scales = np.zeros((*shape, slab.width), np.uint8), np.zeros(shape, np.float32)
         return CodedPool(slab, pages, page_tokens, codes, scales)
@@ -185,39 +185,48 @@ class EmulatedDevice:
         del sequences
         return Cut(max(1, ROWS_PER_ITEM_LINES // (q_heads // kv_heads)), False)
 
-    def page_copy(self, pool: PagePool, source: int, target: int) -> None:
+    def page_copy(self, pool: PagePool | CodedPool, source: int, target: int) -> None:
         if not (0 <= source < pool.pages and 0 <= target < pool.pages):
             raise KernelInputError(f"pages {source} and {target} must lie in [0, {pool.pages})")
         lists = np.array([source, target], np.int32)
-        extent = _pool(pool).extent()
         at = describe(lists).address
-        self._run(copies.page_copy(extent, at, at + lists.itemsize, 1))
+        for extent in _extents(pool):
+            self._run(copies.page_copy(extent, at, at + lists.itemsize, 1))
 
     def gather(
-        self, pool: PagePool, page_ids: Int32s, start: int, end: int
+        self, pool: PagePool | CodedPool, page_ids: Int32s, start: int, end: int
     ) -> npt.NDArray[np.uint8]:
-        view = _pool(pool)
-        operations.check_rows_of_table(view, page_ids.tolist(), start, end)
-        ids = np.ascontiguousarray(page_ids, np.int32)
-        packed = np.empty(pool.spec.layers * (end - start) * pool.spec.row_bytes, np.uint8)
-        at = describe(packed).address
-        self._run(copies.gather(view.extent(), at, describe(ids).address, start, end))
-        return packed
+        """As ``Device.gather``; of a coded pool the codes of the rows, then their scales."""
+        check_rows_of_table(pool.pages, pool.page_tokens, page_ids.tolist(), start, end)
+        ids, parts = np.ascontiguousarray(page_ids, np.int32), []
+        for extent in _extents(pool):
+            packed = np.empty(extent.rows_bytes(end - start), np.uint8)
+            at = describe(packed).address
+            self._run(copies.gather(extent, at, describe(ids).address, start, end))
+            parts.append(packed)
+        return np.concatenate(parts)
 
     def scatter(
-        self, pool: PagePool, page_ids: Int32s, start: int, end: int, packed: npt.NDArray[np.uint8]
+        self,
+        pool: PagePool | CodedPool,
+        page_ids: Int32s,
+        start: int,
+        end: int,
+        packed: npt.NDArray[np.uint8],
     ) -> None:
-        view = _pool(pool)
-        operations.check_rows_of_table(view, page_ids.tolist(), start, end)
-        need = pool.spec.layers * (end - start) * pool.spec.row_bytes
+        """The inverse of ``gather``."""
+        check_rows_of_table(pool.pages, pool.page_tokens, page_ids.tolist(), start, end)
+        extents = _extents(pool)
+        need = sum(extent.rows_bytes(end - start) for extent in extents)
         if packed.dtype != np.uint8 or packed.shape != (need,) or not packed.flags.c_contiguous:
             raise KernelInputError(
-                f"rows [{start}, {end}) of slab {pool.spec.name!r} are {need} contiguous bytes, "
-                f"not {packed.shape} of {packed.dtype}"
+                f"rows [{start}, {end}) are {need} contiguous bytes, not {packed.shape} of "
+                f"{packed.dtype}"
             )
-        ids = np.ascontiguousarray(page_ids, np.int32)
-        at = describe(packed).address
-        self._run(copies.scatter(view.extent(), at, describe(ids).address, start, end))
+        ids, at = np.ascontiguousarray(page_ids, np.int32), describe(packed).address
+        for extent in extents:
+            self._run(copies.scatter(extent, at, describe(ids).address, start, end))
+            at += extent.rows_bytes(end - start)
 
     def poison(self, pool: PagePool, page_ids: Int32s) -> None:
         bits = pool.array.view(np.uint32 if pool.spec.storage is Storage.F32 else np.uint16)
@@ -233,6 +242,10 @@ def describe(array: npt.NDArray[np.generic], element: Element | None = None) -> 
     kind = element or Element(array.dtype.name)
     strides = tuple(stride // array.itemsize for stride in array.strides)
     return DeviceArray(array.ctypes.data, array.shape, strides, kind)
+
+
+def _extents(pool: PagePool | CodedPool) -> tuple[PageExtent, ...]:
+    return _coded(pool).extents() if isinstance(pool, CodedPool) else (_pool(pool).extent(),)
 
 
 def _coded(pool: CodedPool) -> CodedArrays:

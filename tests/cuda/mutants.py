@@ -62,6 +62,45 @@ DIVERGENT_SHUFFLE = Mutant(
     "    const float score = sum_of_warp(dot) * scale_log2;",
     "    float score = dot;\n    if (lane != 3) score = sum_of_warp(dot) * scale_log2;",
 )
+WRAPPED_READ = Mutant(
+    "int32 overflow of page x stride when reading",
+    "pages.cuh",
+    "return page(token) * strides.page",
+    "return static_cast<i32>(static_cast<u32>(page(token)) * static_cast<u32>(strides.page))",
+)
+WRAPPED_WRITE = Mutant(
+    "int32 overflow of page x stride when appending",
+    "pages.cuh",
+    "return page * strides.page",
+    "return static_cast<i32>(static_cast<u32>(page) * static_cast<u32>(strides.page))",
+)
+WRAPPED_COPY = Mutant(
+    "int32 overflow of page x bytes when gathering",
+    "pages.cu",
+    "page_ids[row >> page_shift] * page_bytes",
+    "static_cast<i32>(static_cast<u32>(page_ids[row >> page_shift]) * "
+    "static_cast<u32>(page_bytes))",
+)
+OVERFLOWS = (WRAPPED_READ, WRAPPED_WRITE, WRAPPED_COPY)
+TILE_READ_TOO_EARLY = Mutant(
+    "missing barrier between making a coded tile and reading it",
+    "paged_attention.cuh",
+    "        __syncthreads();  // the whole tile is made\n",
+    "",
+)
+SCALES_OF_THE_OTHER_SLAB = Mutant(
+    "keys read with the scales of values",
+    "tiles.cuh",
+    "stage, scales);\n    land_rows",
+    "stage, scales + kTileTokens);\n    land_rows",
+)
+SCALES_OF_ANOTHER_TOKEN = Mutant(
+    "every token read with the scale of the tile's first",
+    "tiles.cuh",
+    "item.pages.slot(token) * first.heads",
+    "item.pages.slot(first_token) * first.heads",
+)
+OF_CODED_PAGES = (TILE_READ_TOO_EARLY, SCALES_OF_THE_OTHER_SLAB, SCALES_OF_ANOTHER_TOKEN)
 ALL = (
     MISSING_BARRIER,
     MISSING_WAIT,

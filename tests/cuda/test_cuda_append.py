@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
-import mmap
 import shutil
 
 import numpy as np
 import pytest
 import torch
+from sparse_pools import far_equals_near
 
 from pagetrail.kernels.abi import KernelInputError, SlabSpec, Storage
 from pagetrail.kernels.cpu import CpuDevice
 from pagetrail.kernels.cuda import operations
 from pagetrail.kernels.cuda.arrays import PoolArray
-from pagetrail.kernels.device import AttentionSpec, PagePool
+from pagetrail.kernels.device import PagePool
 from pagetrail.kernels.emulator.device import EmulatedDevice, describe
 from pagetrail.kernels.emulator.library import HostLauncher
 from pagetrail.kernels.native_build import COMPILERS
-from pagetrail.kernels.plan import SequenceRows, plan
 
 pytestmark = pytest.mark.skipif(
     not any(map(shutil.which, COMPILERS)), reason="the emulator needs a C++ compiler"
 )
 
-MAP_NORESERVE = 0x4000  # of Linux; the mmap module names it from Python 3.13 on
 TORCH = {Storage.F16: torch.float16, Storage.BF16: torch.bfloat16, Storage.F32: torch.float32}
 EDGES = [
     1 + 2**-11,
@@ -144,35 +142,10 @@ def test_rows_of_another_shape_or_type_are_refused(
         device.append(pool, 0, rows, np.array([0, 1], np.int64))
 
 
-def test_offsets_past_two_to_the_thirty_two_are_exact(device: EmulatedDevice) -> None:
-    """A pool of 8.6 GB of address space, of which a few pages exist."""
-    spec, ps = SlabSpec("k", 1, 8, 128, Storage.F16), 16
-    pages = 2**32 // (ps * 8 * 128) + 20
-    memory = mmap.mmap(
-        -1,
-        pages * ps * spec.row_bytes,
-        flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE,
-    )
-    array = np.frombuffer(memory, np.float16).reshape(1, pages, ps, 8, 128)
-    pool = PagePool(spec, pages, ps, array)
-    rows = np.random.default_rng(3).standard_normal((3, 1024)).astype(np.float32)
-    slots = np.array([(pages - 1) * ps + 3, (2**31 // 1024) + 5, 7], np.int64)
-    device.append(pool, 0, rows, slots)
-    flat = array.reshape(pages * ps, 1024)
-    assert (flat[slots].view(np.int16) == rounded(rows, Storage.F16)).all()
-    packed = device.gather(pool, np.array([0, pages - 1], np.int32), ps + 3, ps + 4)
-    assert packed.tobytes() == flat[slots[0]].tobytes()
-
-    # Attention over the far page gives the bits it gives over a near one.
-    near = device.allocate(spec, 2, ps)
-    results = []
-    for where, page in ((pool, pages - 1), (near, 1)):
-        device.append(where, 0, rows, page * ps + np.arange(3, dtype=np.int64))
-        out = np.full((1, 8 * 128), np.nan, np.float32)
-        batch = plan([SequenceRows(1, 3, np.array([page], np.int32))], ps)
-        device.attention(AttentionSpec(8, 0.1), 0, rows[:1], [where], where, batch, out)
-        results.append(out.tobytes())
-    assert results[0] == results[1]
+def test_offsets_past_two_to_the_thirty_one_and_thirty_two_are_exact(
+    device: EmulatedDevice,
+) -> None:
+    assert far_equals_near(device)
 
 
 @pytest.mark.parametrize("width", [64, 5])

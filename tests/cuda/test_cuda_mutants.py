@@ -10,16 +10,21 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from coded_device import CodedDevice
 from mutants import (
     ALL,
     MISSING_BARRIER,
+    OF_CODED_PAGES,
+    OVERFLOWS,
     SWAPPED_ASSEMBLY,
     Mutant,
     plant,
 )
 from paged_cases import Paged, check, fill
+from sparse_pools import far_equals_near
 
 from pagetrail.kernels.abi import Storage
+from pagetrail.kernels.cuda.codes import Code
 from pagetrail.kernels.emulator.build import Sanitizer, build_module, sanitizer_library
 from pagetrail.kernels.emulator.device import EmulatedDevice
 from pagetrail.kernels.emulator.library import EmulatorError, HostLauncher
@@ -39,11 +44,16 @@ CASES = (
 )
 
 
-def caught(kernels: Path, *, reference: bool = False) -> bool:
+def emulated(kernels: Path, seed: int = 0, *, reference: bool = False) -> EmulatedDevice:
+    launcher = HostLauncher(seed, partial(build_module, kernels=kernels))
+    return EmulatedDevice(launcher, reference=reference)
+
+
+def caught(kernels: Path, *, reference: bool = False, code: Code | None = None) -> bool:
     """Whether some case, in some order of execution, fails or differs from float64."""
     for seed in (0, 1, 2):
-        launcher = HostLauncher(seed, partial(build_module, kernels=kernels))
-        device = EmulatedDevice(launcher, reference=reference)
+        inner = emulated(kernels, seed, reference=reference)
+        device = inner if code is None else CodedDevice(inner, code)
         for case in CASES:
             try:
                 check(case, device)
@@ -60,6 +70,27 @@ def test_a_planted_mistake_is_caught_by_the_emulator(mutant: Mutant, tmp_path: P
 def test_the_sources_as_they_are_are_not_caught(tmp_path: Path) -> None:
     assert not caught(plant(None, tmp_path))
     assert not caught(plant(None, tmp_path), reference=True)
+    assert not caught(plant(None, tmp_path), code=Code.E4M3)
+
+
+@pytest.mark.parametrize("mutant", OF_CODED_PAGES, ids=lambda mutant: mutant.name)
+def test_a_mistake_with_coded_pages_is_caught_by_the_emulator(
+    mutant: Mutant, tmp_path: Path
+) -> None:
+    assert caught(plant(mutant, tmp_path), code=Code.E4M3)
+
+
+@pytest.mark.parametrize("mutant", OVERFLOWS, ids=lambda mutant: mutant.name)
+def test_an_int32_overflow_is_caught_by_the_emulator(mutant: Mutant, tmp_path: Path) -> None:
+    kernels = plant(mutant, tmp_path)
+    assert not far_equals_near(emulated(kernels))
+    check(CASES[1], emulated(kernels))  # near pages do not show it
+
+
+@pytest.mark.parametrize("mutant", OVERFLOWS, ids=lambda mutant: mutant.name)
+def test_an_int32_overflow_is_caught_by_the_ptx_run(mutant: Mutant, tmp_path: Path) -> None:
+    kernels = plant(mutant, tmp_path)
+    assert not far_equals_near(of_ptx(kernels))
 
 
 def test_a_divergent_shuffle_is_named_with_its_line(tmp_path: Path) -> None:
@@ -70,16 +101,19 @@ def test_a_divergent_shuffle_is_named_with_its_line(tmp_path: Path) -> None:
         fill(CASES[0], EmulatedDevice(launcher, reference=True)).run()
 
 
-def test_swapped_operands_of_an_instruction_are_caught_by_the_ptx_run(tmp_path: Path) -> None:
+def of_ptx(kernels: Path) -> EmulatedDevice:
     pytest.importorskip("cuda.bindings.nvrtc", reason="needs the cuda-test extra")
     from pagetrail.kernels.ptx.build import build_ptx_module
 
+    return EmulatedDevice(HostLauncher(0, partial(build_ptx_module, kernels=kernels)))
+
+
+def test_swapped_operands_of_an_instruction_are_caught_by_the_ptx_run(tmp_path: Path) -> None:
     kernels = plant(SWAPPED_ASSEMBLY, tmp_path)
     case = Paged(((1, 70),), storage=Storage.BF16, kv_heads=1)
-    check(case, EmulatedDevice(HostLauncher(0, partial(build_module, kernels=kernels))))
-    device = EmulatedDevice(HostLauncher(0, partial(build_ptx_module, kernels=kernels)))
+    check(case, emulated(kernels))
     with pytest.raises(AssertionError):
-        check(case, device)
+        check(case, of_ptx(kernels))
 
 
 def sanitized(sanitizer: Sanitizer, kernels: Path, short_bytes: int = 0) -> tuple[int, str]:

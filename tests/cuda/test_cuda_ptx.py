@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
+from functools import partial
+from itertools import product
 
 import numpy as np
 import pytest
+from coded_device import CodedDevice
 from paged_cases import REFERENCE_TOLERANCE, Paged, bits, check, matrix, run
+from sparse_pools import far_equals_near
 
 from pagetrail.kernels.abi import SlabSpec, Storage
+from pagetrail.kernels.cuda.codes import Code, CodedSlab
 from pagetrail.kernels.emulator.device import EmulatedDevice
 from pagetrail.kernels.emulator.library import HostLauncher
 from pagetrail.kernels.native_build import COMPILERS
-from pagetrail.kernels.ptx.build import build_ptx_module
+from pagetrail.kernels.ptx.build import ARCHITECTURES, build_ptx_module
 from pagetrail.kernels.ptx.parse import Instruction, Label, PtxError, parse, split_operands
 from pagetrail.kernels.ptx.translate import translate
 
@@ -38,10 +44,20 @@ $L__BB0_1:
 """
 
 
-@pytest.fixture(scope="module")
-def device() -> EmulatedDevice:
+def of_ptx(architecture: str, *, reference: bool = False) -> EmulatedDevice:
     pytest.importorskip("cuda.bindings.nvrtc", reason="needs the cuda-test extra")
-    return EmulatedDevice(HostLauncher(0, build_ptx_module))
+    build = partial(build_ptx_module, architecture=architecture)
+    return EmulatedDevice(HostLauncher(0, build), reference=reference)
+
+
+@pytest.fixture(scope="module", params=ARCHITECTURES)
+def device(request: pytest.FixtureRequest) -> EmulatedDevice:
+    return of_ptx(request.param)
+
+
+@pytest.fixture(scope="module")
+def sources() -> EmulatedDevice:
+    return EmulatedDevice(HostLauncher())
 
 
 def test_an_entry_is_read_with_its_registers_labels_and_guards() -> None:
@@ -75,11 +91,12 @@ def test_a_register_that_is_not_declared_is_refused() -> None:
 
 
 @nvrtc
-def test_append_and_copies_give_the_bits_of_the_sources(device: EmulatedDevice) -> None:
-    sources = EmulatedDevice(HostLauncher())
+def test_append_and_copies_give_the_bits_of_the_sources(
+    device: EmulatedDevice, sources: EmulatedDevice
+) -> None:
     rows = np.random.default_rng(0).standard_normal((5, 192)).astype(np.float32) * 1e3
     slots = np.array([9, -1, 0, 31, 12], np.int64)
-    for storage in Storage:
+    for storage in (Storage.F32, Storage.F16, Storage.BF16):
         results = []
         for where in (device, sources):
             pool = where.allocate(SlabSpec("k", 1, 3, 64, storage), 4, 8)
@@ -92,10 +109,38 @@ def test_append_and_copies_give_the_bits_of_the_sources(device: EmulatedDevice) 
 
 
 @nvrtc
-def test_the_reference_kernel_agrees_with_float64(device: EmulatedDevice) -> None:
-    del device
-    plain = EmulatedDevice(HostLauncher(0, build_ptx_module), reference=True)
-    check(Paged(((1, 70), (3, 33)), window=40), plain, REFERENCE_TOLERANCE)
+def test_codes_and_scales_are_the_bits_of_the_sources(
+    device: EmulatedDevice, sources: EmulatedDevice
+) -> None:
+    rows = np.random.default_rng(1).standard_normal((4, 3 * 36)).astype(np.float32) * 1e3
+    rows[3, 2] = np.nan
+    slots = np.array([9, -1, 0, 31], np.int64)
+    for code, width in product(Code, (36, 35)):
+        results = []
+        for where in (device, sources):
+            pool = where.allocate_coded(CodedSlab("k", 1, 3, width, code), 4, 8)
+            where.append_coded([pool], 0, [np.ascontiguousarray(rows[:, : 3 * width])], slots)
+            written = pool.scales.reshape(32, 3)[slots[[0, 2, 3]]]
+            results.append((pool.codes.tobytes(), np.nan_to_num(written, nan=-1.0).tobytes()))
+        assert results[0] == results[1]
+
+
+@nvrtc
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_the_reference_kernel_agrees_with_float64(architecture: str) -> None:
+    plain = of_ptx(architecture, reference=True)
+    case = Paged(((1, 70), (3, 33)), window=40)
+    check(case, plain, REFERENCE_TOLERANCE)
+    for code in Code:
+        check(replace(case, storage=Storage.F32), CodedDevice(plain, code), REFERENCE_TOLERANCE)
+
+
+@nvrtc
+@pytest.mark.slow
+def test_offsets_past_two_to_the_thirty_one_and_thirty_two_are_exact(
+    device: EmulatedDevice,
+) -> None:
+    assert far_equals_near(device)
 
 
 @nvrtc
@@ -106,17 +151,41 @@ def test_the_pairwise_matrix_agrees_with_float64(device: EmulatedDevice, width: 
         check(case, device)
 
 
+WIDTHS = Paged(((1, 300), (20, 37)), rows_per_item=32)
+
+
 @nvrtc
 @pytest.mark.slow
-@pytest.mark.parametrize("width", [96, 256])
-def test_other_widths_give_the_bits_of_the_sources(device: EmulatedDevice, width: int) -> None:
+@pytest.mark.parametrize("width", [96, 192, 256])
+def test_other_widths_give_the_bits_of_the_sources(
+    device: EmulatedDevice, sources: EmulatedDevice, width: int
+) -> None:
     for storage in (Storage.F16, Storage.BF16):
-        case = Paged(((1, 300), (20, 37)), width=width, storage=storage, rows_per_item=32)
-        assert bits(run(case, device)) == bits(run(case, EmulatedDevice(HostLauncher())))
+        case = replace(WIDTHS, width=width, storage=storage)
+        assert bits(run(case, device)) == bits(run(case, sources))
 
 
 @nvrtc
 @pytest.mark.slow
-def test_mla_gives_the_bits_of_the_sources(device: EmulatedDevice) -> None:
-    case = Paged(((1, 300), (9, 70)), kv_heads=1, group=16, rotary=16, split=True, rows_per_item=1)
-    assert bits(run(case, device)) == bits(run(case, EmulatedDevice(HostLauncher())))
+@pytest.mark.parametrize("width", [64, 128, 192, 256])
+@pytest.mark.parametrize("code", list(Code))
+def test_coded_pages_give_the_bits_of_the_sources(
+    device: EmulatedDevice, sources: EmulatedDevice, code: Code, width: int
+) -> None:
+    case = replace(WIDTHS, width=width)
+    got = run(case, CodedDevice(device, code))
+    assert bits(got) == bits(run(case, CodedDevice(sources, code)))
+
+
+@nvrtc
+@pytest.mark.slow
+@pytest.mark.parametrize(("latent", "rotary"), [(64, 16), (512, 64)])
+def test_mla_gives_the_bits_of_the_sources(
+    device: EmulatedDevice, sources: EmulatedDevice, latent: int, rotary: int
+) -> None:
+    case = Paged(((1, 300), (3, 70)), kv_heads=1, group=16, width=latent, rotary=rotary)
+    for one in (case, replace(case, split=True, rows_per_item=1)):
+        assert bits(run(one, device)) == bits(run(one, sources))
+    for code in Code:
+        got = run(case, CodedDevice(device, code))
+        assert bits(got) == bits(run(case, CodedDevice(sources, code)))
