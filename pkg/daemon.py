@@ -14,9 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from pagetrail.catalog.errors import BadInputError, PagetrailError
+from pagetrail.catalog.identity import salted_root, tenant_salt
 from pagetrail.catalog.index import LiveIndex
-from pagetrail.catalog.kinds.content import Tier, WorkerEpoch
+from pagetrail.catalog.kinds.content import Tenant, Tier, WorkerEpoch
 from pagetrail.catalog.kinds.worker import PoolSpec, WorkerStarted
 from pagetrail.catalog.publishing import state_model
 from pagetrail.config import Config, log_limits, record_mode
@@ -260,7 +263,15 @@ class Worker:
         if stated is not None:
             facts, first = stated
             decider.write(facts, compare_and_set=[first])
-        return WorkerMachine(decider, start, index)
+        for tenant, pages in start.quotas:
+            root = salted_root(tenant_salt(tenant, None))
+            decider.write([Tenant(tenant, root, quota_pages=pages, quota_bytes=0)])
+        machine = WorkerMachine(decider, start, index)
+        if self._config.worker.poison:
+            machine.view.owner.observe_released(
+                lambda group, pages: self.model.poison(np.asarray(pages, np.int32), group)
+            )
+        return machine
 
     def _lookup_check(
         self, index: LiveIndex, endpoints: Endpoints, keys: ClientKeys | None
