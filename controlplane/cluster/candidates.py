@@ -126,7 +126,7 @@ def starts_of(
     ``resident``: tokens on the workers' devices; ``entries``: the chunks that the catalog knows.
     """
     shared = {0: _by_worker(holdings(catalog, entries, 0))}
-    if not resident and not shared[0]:
+    if not ids or (not resident and not shared[0]):
         none = (0,) * len(ids)
         return Starts(tuple(range(len(ids))), (RECOMPUTE,) * len(ids), none, none, none)
     rows: list[tuple[int, int, int, int, int]] = []
