@@ -14,9 +14,9 @@ import msgspec
 from pagetrail.catalog.envelope import Transaction
 from pagetrail.catalog.facts import KINDS, KindId, Role, decode_body
 
-STARTS = (KindId.WORKER_STARTED, KindId.ROUTER_STARTED)
+STARTS = frozenset(map(int, (KindId.WORKER_STARTED, KindId.ROUTER_STARTED)))
 
-_DECISIONS = frozenset(int(kind.id) for kind in KINDS.values() if kind.role is Role.DECISION)
+DECISIONS = frozenset(int(kind.id) for kind in KINDS.values() if kind.role is Role.DECISION)
 
 
 class _Subject(msgspec.Struct, array_like=True):
@@ -45,7 +45,7 @@ class Epoch:
         """Count the next transaction."""
         self.count += 1
         wire = transaction.facts[0]
-        if wire.kind in _DECISIONS:
+        if wire.kind in DECISIONS:
             try:
                 subject = _SUBJECT.decode(wire.body).subject
                 self._subjects.append(subject)

@@ -28,7 +28,7 @@ from pagetrail.controlplane.policy.recorder import Mismatch, rederive
 from pagetrail.controlplane.policy.registry import UnknownEvaluatorError, unbind
 from pagetrail.controlplane.view import WorkerView
 
-from .epochs import Epoch
+from .epochs import DECISIONS, Epoch
 from .findings import FINDINGS_MAX, UNREADABLE, Finding, told
 from .form import form_problems
 from .history import CatalogHistory
@@ -36,6 +36,9 @@ from .inputs import inputs_of
 from .orders import ORDERED, ordered_commands
 
 _ROLES: dict[int, Role] = {int(kind_id): kind.role for kind_id, kind in KINDS.items()}
+
+_KINDS = {int(kind): kind for kind in KindId}
+_NAMES = {kind: kind.name.lower() for kind in KindId}
 
 # Plain integers: members of an enumeration are slower to look up and to compare.
 _KEYFRAME = int(KindId.KEYFRAME)
@@ -158,7 +161,7 @@ class Folder:
                 # The view is not what it was; later findings would be noise.
                 self._break(transaction, error)
         kind = transaction.facts[0].kind
-        if self._broken_at is not None and _ROLES.get(kind) is Role.DECISION:
+        if self._broken_at is not None and kind in DECISIONS:
             _count(self._result.missing, _name(transaction))
             self._left += 1
         self._position.fold(transaction, encoded)
@@ -217,8 +220,8 @@ class Folder:
             if role is Role.COMMAND:
                 commands.append(body)
                 self._command(transaction, body)
-            elif isinstance(body, Decision):
-                kind = KindId(wire.kind)
+            elif type(body) is Decision:
+                kind = _KINDS[wire.kind]
                 decided = decided or (kind, body)
                 self._decision(transaction, kind, body)
             elif isinstance(body, Keyframe):
@@ -250,7 +253,7 @@ class Folder:
         self._result.unattested = 0
 
     def _decision(self, transaction: Transaction, kind: KindId, decision: Decision) -> None:
-        result, name = self._result, kind.name.lower()
+        result, name = self._result, _NAMES[kind]
         force = self._table.get(kind)
         if force is None:
             _count(result.missing, name)

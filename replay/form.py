@@ -6,7 +6,7 @@ even where no fact after it vouches for its bytes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from pagetrail.catalog.envelope import Op, Transaction
 from pagetrail.catalog.facts import KINDS, KindId, Role, decode_body
@@ -14,8 +14,9 @@ from pagetrail.catalog.kinds.decision import Outcome
 from pagetrail.catalog.kinds.router import RouterStarted
 from pagetrail.catalog.kinds.worker import WorkerStarted
 
-from .epochs import STARTS, Epoch
+from .epochs import DECISIONS, Epoch
 
+_ASSERT = int(Op.ASSERT)  # a plain integer: members of an enumeration compare slower
 _ROLES: dict[int, Role] = {kind_id: kind.role for kind_id, kind in KINDS.items()}
 
 
@@ -26,23 +27,18 @@ def form_problems(epoch: Epoch, transaction: Transaction) -> Iterator[str]:
     """
     facts = transaction.facts
     for index, wire in enumerate(facts):
-        role = _ROLES.get(wire.kind)
-        if role is Role.CATALOG or role is Role.SYSTEM:
-            continue
-        if wire.op != Op.ASSERT:
+        if wire.op != _ASSERT and _ROLES.get(wire.kind) not in (Role.CATALOG, Role.SYSTEM):
             yield "a journal's facts are only ever asserted; this one is retracted"
-        if index and role is Role.DECISION:
+        if index and wire.kind in DECISIONS:
             yield "a decision is not the first fact of its transaction"
-    kind = facts[0].kind
-    if kind in STARTS:
-        yield from _start_problems(epoch, transaction)
-    elif kind == KindId.KEYFRAME:
-        if len(facts) > 1 or transaction.causes or transaction.compare_and_set:
-            yield "a keyframe stands alone, without causes or preconditions"
-    elif kind == KindId.OUTCOME:
-        yield from _outcome_problems(epoch, transaction)
-    elif kind == KindId.STREAM_PREEMPTED:
-        yield from _preempted_problems(epoch, transaction)
+    check = _CHECKS.get(facts[0].kind)
+    if check is not None:
+        yield from check(epoch, transaction)
+
+
+def _keyframe_problems(epoch: Epoch, transaction: Transaction) -> Iterator[str]:
+    if len(transaction.facts) > 1 or transaction.causes or transaction.compare_and_set:
+        yield "a keyframe stands alone, without causes or preconditions"
 
 
 def _start_problems(epoch: Epoch, transaction: Transaction) -> Iterator[str]:
@@ -91,3 +87,12 @@ def _outcome_problems(epoch: Epoch, transaction: Transaction) -> Iterator[str]:
         outcome.subject,
     ):
         yield f"transaction {cause.client_seq} is not the decision that this outcome answers"
+
+
+_CHECKS: dict[int, Callable[[Epoch, Transaction], Iterator[str]]] = {
+    int(KindId.WORKER_STARTED): _start_problems,
+    int(KindId.ROUTER_STARTED): _start_problems,
+    int(KindId.KEYFRAME): _keyframe_problems,
+    int(KindId.OUTCOME): _outcome_problems,
+    int(KindId.STREAM_PREEMPTED): _preempted_problems,
+}

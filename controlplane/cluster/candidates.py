@@ -47,6 +47,9 @@ class Columns(NamedTuple):
     first_token_ns: tuple[int, ...]
 
 
+_NOBODY = Columns(*((),) * len(Columns._fields))
+
+
 class Starts(NamedTuple):
     """The ways to start, as ``RouteInputs`` ends with them."""
 
@@ -60,12 +63,14 @@ class Starts(NamedTuple):
 class CandidateTable:
     """The workers' columns as of the last decision."""
 
-    __slots__ = ("_changed", "_columns", "_fingerprint", "_places")
+    __slots__ = ("_changed", "_columns", "_fingerprint", "_lists", "_places", "_rows")
 
     def __init__(self, fingerprint: bytes) -> None:
         self._fingerprint = fingerprint
         self._places: dict[str, int] = {}
-        self._columns = Columns(*((),) * len(Columns._fields))
+        self._rows: dict[str, tuple[int, ...]] = {}
+        self._lists: list[list[int]] = []  # by column, without the ids
+        self._columns: Columns = _NOBODY
         self._changed: set[str] = set()
 
     def changed(self, worker: str) -> None:
@@ -81,19 +86,30 @@ class CandidateTable:
         """
         if not self._changed:
             return self._columns
-        if any((worker in workers) != (worker in self._places) for worker in self._changed):
-            ordered = sorted(workers, key=str.encode)
-            self._places = {worker: place for place, worker in enumerate(ordered)}
-            rows = [(worker, *self._row(workers[worker], booked(worker))) for worker in ordered]
-            columns: list[list[Any]] = [list(column) for column in zip(*rows, strict=True)]
+        if all(map(self._places.__contains__, self._changed)) and (
+            len(workers) == len(self._places)
+        ):
+            touched = set[int]()
+            for worker in self._changed:
+                row, known = self._row(workers[worker], booked(worker)), self._rows[worker]
+                if row != known:
+                    self._rows[worker] = row
+                    place = self._places[worker]
+                    for number, value in enumerate(row):
+                        if value != known[number]:
+                            self._lists[number][place] = value
+                            touched.add(number)
+            columns: list[Any] = list(self._columns)
+            for number in touched:
+                columns[number + 1] = tuple(self._lists[number])
+            self._columns = Columns(*columns)
         else:
-            columns = [list(column) for column in self._columns]
-            for worker in self._changed & self._places.keys():
-                place = self._places[worker]
-                row = (worker, *self._row(workers[worker], booked(worker)))
-                for column, value in zip(columns, row, strict=True):
-                    column[place] = value
-        self._columns = Columns(*map(tuple, columns)) if columns else _NOBODY
+            ids = sorted(workers, key=str.encode)
+            self._places = {worker: place for place, worker in enumerate(ids)}
+            self._rows = {worker: self._row(workers[worker], booked(worker)) for worker in ids}
+            self._lists = [list(column) for column in zip(*self._rows.values(), strict=True)]
+            columns = [tuple(ids), *map(tuple, self._lists)]
+            self._columns = Columns(*columns) if ids else _NOBODY
         self._changed.clear()
         return self._columns
 
@@ -155,6 +171,3 @@ def _by_worker(held: tuple[Holding, ...]) -> dict[str, list[tuple[int, Holding]]
     for place, holding in enumerate(held):
         found.setdefault(holding.worker, []).append((place, holding))
     return found
-
-
-_NOBODY = Columns(*((),) * len(Columns._fields))
