@@ -6,7 +6,12 @@
 Order: correctness of every case against float64 first (a wrong kernel is not timed), then probes
 of the card's own read and copy speed, then every case: captured into a graph, pools rotated so that
 no run finds its pages in the L2 cache, timed by events, medians, interleaved with torch's SDPA over
-contiguous K and V of the same sizes. Fractions are of the read probe and of the goal's 4.8 TB/s.
+contiguous K and V of the same sizes and with a Triton paged decode of the same pages; then append,
+then decode of a small model, eager and captured. Fractions are of the read probe and of the goal's
+4.8 TB/s.
+
+Each part has its share of the six minutes (PART_SECONDS). A case that would begin after its part's
+share is spent is left out, and the result and the output name it.
 
 The rehearsal runs every launch, staging and capture call on tiny sizes against recording stand-ins
 (tests/cuda/recording_driver.py); its times say nothing and are not written.
@@ -15,29 +20,36 @@ The rehearsal runs every launch, staging and capture call on tiny sizes against 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
+import math
 import statistics
 import sys
+import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+import gpu_decode
 import numpy as np
 
 from pagetrail.kernels.abi import RaggedBatch, SlabSpec, Storage
-from pagetrail.kernels.cuda_device import CudaDevice, CudaOptions
+from pagetrail.kernels.cuda.codes import Code, CodedPool, CodedSlab
+from pagetrail.kernels.cuda_device import CudaOptions
 from pagetrail.kernels.cuda_runtime import CudaRuntime, CudaUnavailableError
+from pagetrail.kernels.cuda_step import CudaStepDevice
 from pagetrail.kernels.device import AttentionSpec, PagePool
 from pagetrail.kernels.oracle import attention as attention_oracle
 from pagetrail.kernels.plan import SequenceRows, plan
 
-SCHEMA = 1
+SCHEMA = 2
 PEAK_BYTES_PER_S = 4.8e12  # of an H200
 ROTATION_BYTES = 4 * 60 * 2**20  # four times its L2 cache
 REPEATS = 15
-TOLERANCE = {Storage.F16: 1e-3, Storage.BF16: 5e-3}
+TOLERANCE = {Storage.F16: 1e-3, Storage.BF16: 5e-3, Code.E4M3: 1e-3, Code.I8: 1e-3}
 CHECK_TOKENS_MAX = 2_048
+PART_SECONDS = {"correctness": 80, "probes": 10, "decode": 150, "append": 20, "model": 80}
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +66,7 @@ class Case:
     rotary: int = 0
     window: int = 0
     page_tokens: int = 16
-    storage: Storage = Storage.F16
+    storage: Storage | Code = Storage.F16
 
     @property
     def q_heads(self) -> int:
@@ -64,6 +76,8 @@ class Case:
     def row_bytes(self) -> int:
         """Bytes of one token that a decode step reads."""
         elements = self.width + self.rotary if self.rotary else 2 * self.width
+        if isinstance(self.storage, Code):
+            return self.kv_heads * (elements + 2 * 4)
         return self.kv_heads * elements * self.storage.element_bytes
 
     @property
@@ -79,6 +93,8 @@ CASES = (
     Case("gqa 32/8 d128, 8 x 4k", 8, 4_096, 450_000),
     Case("gqa 32/8 d128, 1 x 32k", 1, 32_768, 300_000),
     Case("gqa 32/8 d128 bf16, 32 x 4k", 32, 4_096, 700_000, storage=Storage.BF16),
+    Case("gqa 32/8 d128 e4m3, 32 x 4k", 32, 4_096, 700_000, storage=Code.E4M3),
+    Case("gqa 32/8 d128 i8, 32 x 4k", 32, 4_096, 700_000, storage=Code.I8),
     Case("window 4k, 64 x 8k", 64, 8_192, 500_000, window=4_096),
     Case("window 1k, 64 x 8k", 64, 8_192, 500_000, window=1_024),
     Case("mla 16 heads, 64 x 8k", 64, 8_192, 550_000, 1, 16, 512, 64),
@@ -89,10 +105,23 @@ CASES = (
 class Bench:
     """The device, torch as it sees it, and how time is read; ``rehearsal`` shrinks every case."""
 
-    device: CudaDevice
+    device: CudaStepDevice
     torch: Any
     place: Any
     rehearsal: bool
+    left_out: list[str] = field(default_factory=list)
+    _ends_at: float = 0.0
+
+    def begin(self, part: str) -> None:
+        """Start a part's share of the time."""
+        self._ends_at = time.monotonic() + PART_SECONDS[part]
+
+    def has_time(self, name: str) -> bool:
+        """Whether a case may begin; if not, it is noted as left out."""
+        if self.rehearsal or time.monotonic() < self._ends_at:
+            return True
+        self.left_out.append(name)
+        return False
 
     def time_ns(self, run: Callable[[], None], before: Callable[[], None]) -> int:
         """Median over REPEATS of one ``run`` on the current stream, ``before`` untimed."""
@@ -118,7 +147,7 @@ class Step:
     """One case made ready: pools, the staged batch, queries, outputs, and the captured graph."""
 
     case: Case
-    pools: list[list[PagePool]]  # rotated
+    pools: list[list[PagePool | CodedPool]]  # rotated
     batch: RaggedBatch
     q: Any
     out: Any
@@ -144,15 +173,8 @@ def prepare(bench: Bench, case: Case) -> Step:
     pages = pages_each * case.batch
     order = np.random.default_rng(0).permutation(pages).astype(np.int32)
     rotation = 1 if bench.rehearsal else max(2, -(-ROTATION_BYTES // case.read_bytes))
-    slabs = [SlabSpec("first", 1, case.kv_heads, case.width, case.storage)]
-    second = case.rotary or case.width
-    slabs.append(SlabSpec("second", 1, case.kv_heads, second, case.storage))
-    pools = [
-        [bench.device.allocate(slab, pages, case.page_tokens) for slab in slabs]
-        for _ in range(rotation)
-    ]
-    for pool in (pool for pair in pools for pool in pair):
-        pool.array.normal_()  # type: ignore[attr-defined]
+    widths = (case.width, case.rotary or case.width)
+    pools = [[filled_pool(bench, case, width, pages) for width in widths] for _ in range(rotation)]
     cut = bench.device.cut(case.q_heads, case.kv_heads, case.batch)
     batch = plan(
         [
@@ -173,19 +195,53 @@ def prepare(bench: Bench, case: Case) -> Step:
     return step
 
 
-def attend(bench: Bench, step: Step, pair: list[PagePool]) -> None:
+def filled_pool(bench: Bench, case: Case, width: int, pages: int) -> PagePool | CodedPool:
+    """A pool of random numbers, about normal."""
+    if isinstance(case.storage, Storage):
+        slab = SlabSpec(f"slab of {width}", 1, case.kv_heads, width, case.storage)
+        pool = bench.device.allocate(slab, pages, case.page_tokens)
+        pool.array.normal_()  # type: ignore[attr-defined]
+        return pool
+    coded = bench.device.allocate_coded(
+        CodedSlab(f"slab of {width}", 1, case.kv_heads, width, case.storage),
+        pages,
+        case.page_tokens,
+    )
+    codes: Any = coded.codes
+    # e4m3 up to 0x3f is below 2; its top bit and the bytes of I8 give both signs.
+    codes.random_(0, 0x40 if case.storage is Code.E4M3 else 0x100)
+    if case.storage is Code.E4M3:
+        codes.bitwise_or_(bench.torch.randint_like(codes, 2) << 7)
+    coded.scales.fill_(1.0 if case.storage is Code.E4M3 else 1.0 / 64)  # the latter near 2 as well
+    return coded
+
+
+def attend(bench: Bench, step: Step, pair: list[PagePool | CodedPool]) -> None:
     case = step.case
-    keys = pair if case.rotary else pair[:1]
-    values = pair[0] if case.rotary else pair[1]
+    keys: list[Any] = pair if case.rotary else pair[:1]
+    values: Any = pair[0] if case.rotary else pair[1]
     what = AttentionSpec(case.q_heads, (case.width + case.rotary) ** -0.5)
-    bench.device.attention(what, 0, step.q, keys, values, step.batch, step.out)
+    coded = isinstance(case.storage, Code)
+    run = bench.device.attention_coded if coded else bench.device.attention
+    run(what, 0, step.q, keys, values, step.batch, step.out)
+
+
+def numbers(bench: Bench, pool: PagePool | CodedPool) -> np.ndarray[Any, Any]:
+    """The pool's numbers in float64, one layer."""
+    if isinstance(pool, PagePool):
+        stored: Any = pool.array
+        return stored.float().cpu().numpy()[0].astype(np.float64)
+    codes: Any = pool.codes
+    kind = bench.torch.float8_e4m3fn if pool.slab.code is Code.E4M3 else bench.torch.int8
+    values = codes.view(kind).float() * cast(Any, pool.scales)[..., None]
+    return values.cpu().numpy()[0].astype(np.float64)
 
 
 def relative_error(bench: Bench, step: Step) -> float:
     """Of the first graph's output against float64."""
     step.graphs[0].replay()
     case, pair = step.case, step.pools[0]
-    arrays = [pool.array.float().cpu().numpy()[0].astype(np.float64) for pool in pair]  # type: ignore[attr-defined]
+    arrays = [numbers(bench, pool) for pool in pair]
     keys = np.concatenate(arrays, axis=-1) if case.rotary else arrays[0]
     values = arrays[0] if case.rotary else arrays[1]
     width = case.width + case.rotary
@@ -199,6 +255,8 @@ def check(bench: Bench) -> list[dict[str, Any]]:
     """Every case, short, against float64."""
     found = []
     for case in CASES:
+        if not bench.has_time(f"correctness of {case.name}"):
+            raise SystemExit("the checks took too long; nothing was timed")
         small = replace(case, batch=2, tokens=min(case.tokens, CHECK_TOKENS_MAX))
         small = shrunk(small) if bench.rehearsal else small
         error = relative_error(bench, prepare(bench, small))
@@ -234,8 +292,32 @@ def sdpa(bench: Bench, case: Case) -> Callable[[], Any]:
     return lambda: attention(q, k, v)
 
 
+def triton(bench: Bench, step: Step) -> Callable[[], None] | None:
+    """A Triton paged decode of the first pools, or None where there is none for the case."""
+    case = step.case
+    plain = isinstance(case.storage, Storage) and not case.rotary and not case.window
+    if bench.rehearsal or not plain or importlib.util.find_spec("triton") is None:
+        return None
+    from gpu_triton import paged_decode
+
+    k, v = (cast(Any, pool).array[0] for pool in step.pools[0])
+    tables = step.batch.page_ids.reshape(case.batch, -1)
+    table = bench.torch.from_numpy(tables).to(bench.place)
+    lengths = bench.torch.from_numpy(step.batch.kv_len).to(bench.place)
+    q = step.q.view(case.batch, case.q_heads, case.width)
+    out = bench.torch.zeros_like(q)
+    scale_log2 = case.width**-0.5 * math.log2(math.e)
+    paged_decode(q, k, v, table, lengths, out, scale_log2)
+    step.graphs[0].replay()
+    want = step.out.view_as(out)
+    error = float((out - want).norm() / want.norm())
+    if not error < 2 * TOLERANCE[case.storage]:
+        raise SystemExit(f"{case.name}: the Triton decode differs from ours by {error}")
+    return lambda: paged_decode(q, k, v, table, lengths, out, scale_log2)
+
+
 def measure(bench: Bench, case: Case, read_bytes_per_s: int) -> dict[str, Any]:
-    """Times of one case and of SDPA, taken in turns."""
+    """Times of one case, of SDPA and of a Triton decode, taken in turns."""
     case = shrunk(case) if bench.rehearsal else case
     step = prepare(bench, case)
     turn = iter(range(10**9))
@@ -246,11 +328,14 @@ def measure(bench: Bench, case: Case, read_bytes_per_s: int) -> dict[str, Any]:
 
     ours_ns = bench.time_ns(ours, lambda: peer())
     peer_ns = bench.time_ns(lambda: peer(), ours)
+    other = triton(bench, step)
+    triton_ns = bench.time_ns(other, ours) if other else None
     rate = case.read_bytes * 10**9 // ours_ns if ours_ns else 0
     return {
         "case": asdict(case) | {"storage": case.storage.name},
         "ns": ours_ns,
         "sdpa_ns": peer_ns,
+        "triton_ns": triton_ns,
         "read_bytes": case.read_bytes,
         "ppm_of_peak": rate * 1_000_000 // int(PEAK_BYTES_PER_S),
         "ppm_of_read_probe": rate * 1_000_000 // read_bytes_per_s if read_bytes_per_s else 0,
@@ -286,11 +371,13 @@ def open_bench(rehearse: bool) -> tuple[Bench, str]:
         recorder = Recorder()
         torch = RecordingTorch(recorder)
         runtime = CudaRuntime(RecordingCupy(recorder), torch, compiled=recorder.compiled)
-        return Bench(CudaDevice(runtime, options), torch, runtime.device, True), "none: rehearsal"
+        device = CudaStepDevice(runtime, options)
+        return Bench(device, torch, runtime.device, True), "none: rehearsal"
     runtime = CudaRuntime.open()
     name = runtime.torch.cuda.get_device_name(runtime.device)
     runtime.torch.cuda.set_stream(runtime.compute)
-    return Bench(CudaDevice(runtime, options), runtime.torch, runtime.device, False), str(name)
+    device = CudaStepDevice(runtime, options)
+    return Bench(device, runtime.torch, runtime.device, False), str(name)
 
 
 def main() -> None:
@@ -302,21 +389,39 @@ def main() -> None:
         bench, card = open_bench(arguments.rehearse)
     except CudaUnavailableError as error:
         raise SystemExit(f"{error}; --rehearse needs no card") from error
+    started = time.monotonic()
+    bench.begin("correctness")
     correct = check(bench)
+    bench.begin("probes")
     probe = probes(bench)
+    bench.begin("decode")
+    read = probe["read_bytes_per_s"]
+    decode = [measure(bench, case, read) for case in CASES if bench.has_time(case.name)]
+    bench.begin("append")
+    append = [
+        measure_append(bench, rows)
+        for rows in (128, 16_384, 65_536)
+        if bench.has_time(f"append of {rows} rows")
+    ]
+    bench.begin("model")
     result = {
         "schema": SCHEMA,
         "card": card,
         "torch": str(bench.torch.__version__),
         "correctness": correct,
         "probes": probe,
-        "decode": [measure(bench, case, probe["read_bytes_per_s"]) for case in CASES],
-        "append": [measure_append(bench, rows) for rows in (128, 16_384, 65_536)],
+        "decode": decode,
+        "append": append,
+        "model": gpu_decode.measure(bench.device, bench.rehearsal),
+        "left_out": bench.left_out,
+        "seconds": 0 if bench.rehearsal else round(time.monotonic() - started),
     }
     arguments.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    for line in result["decode"]:
+    for line in decode:
         times = f"{line['ns'] / 1e3:.1f} us, {line['ppm_of_peak'] / 1e4:.1f}% of peak"
         print(f"{line['case']['name']}: {'rehearsed' if bench.rehearsal else times}")
+    for name in bench.left_out:
+        print(f"left out for lack of time: {name}")
 
 
 if __name__ == "__main__":

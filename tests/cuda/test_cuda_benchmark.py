@@ -24,7 +24,9 @@ def test_the_rehearsal_runs_every_case_and_is_correct(tmp_path: Path) -> None:
     )
     assert answer.returncode == 0, answer.stderr[-3000:]
     result = json.loads(out.read_text())
-    assert len(result["decode"]) == len(result["correctness"]) == 9
+    assert len(result["decode"]) == len(result["correctness"]) == 11
+    assert all(line["relative_error"] < 1e-3 for line in result["model"])
+    assert result["left_out"] == []
     assert all(line["relative_error"] < 5e-3 for line in result["correctness"])
 
 
