@@ -8,8 +8,9 @@ the merge; every launcher checks shapes and types first and raises KernelInputEr
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
-from ctypes import byref
+from collections.abc import Callable, Sequence
+from ctypes import Structure, byref
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -34,13 +35,14 @@ from .checks import (
     check_weight,
     contiguous,
 )
+from .cpu_program import CpuProgram, Launched
 from .device import Activation, AttentionSpec, PackedLinear, PagePool
 from .host_arrays import HostArrays
 from .native_core import address
 from .plan import Cut
 
 PANEL = 16
-LINES_PER_ITEM = 96
+LINES_PER_ITEM = 192
 THREADS_MAX = 256
 ROTARY_MAX = 2048
 
@@ -60,6 +62,7 @@ class CpuDevice(HostArrays):
         self._pool = self._core.pt_pool_new(threads)
         self._threads = threads
         self._partial: Floats = np.zeros(0, np.float32)
+        self._recording: list[Launched] | None = None
         weakref.finalize(self, self._core.pt_pool_free, self._pool)
 
     @property
@@ -68,6 +71,33 @@ class CpuDevice(HostArrays):
             ("core", native_build.source_digest()),
             ("instruction_set", self._target.name),
         )
+
+    @property
+    def recording(self) -> bool:
+        """Whether operations are being kept."""
+        return self._recording is not None
+
+    def record(self, work: Callable[[], None]) -> CpuProgram:
+        """Run ``work`` and keep every operation it had this device do, to be run again.
+
+        The program reads and writes the same arrays. What ``work`` does by other means (numpy, a
+        copy of a page) is no part of it. Raises KernelInputError inside another recording.
+        """
+        if self._recording is not None:
+            raise KernelInputError("a recording is under way; end it before the next begins")
+        self._recording = []
+        try:
+            work()
+            return CpuProgram(self, self._core, self._pool, self._recording)
+        finally:
+            self._recording = None
+
+    def _launch(self, operation: Any, arguments: Structure, *arrays: npt.NDArray[Any]) -> int:
+        """Run one operation; ``arrays`` are those that its arguments point into."""
+        if self._recording is not None:
+            self._recording.append(Launched(operation, arguments, arrays))
+        failed: int = operation(self._pool, byref(arguments))
+        return failed
 
     # Pages
 
@@ -81,8 +111,7 @@ class CpuDevice(HostArrays):
     def append(self, pool: PagePool, layer: int, rows: Floats, slots: Int64s) -> None:
         width = pool.spec.heads * pool.spec.width
         check_rows("rows", rows, len(slots), width)
-        outside = self._core.pt_append(
-            self._pool,
+        arguments = native_core.Append(
             address(rows),
             rows.strides[0] // 4,
             len(slots),
@@ -92,7 +121,7 @@ class CpuDevice(HostArrays):
             self._layer(pool, layer),
             pool.spec.storage,
         )
-        if outside:
+        if self._launch(self._core.pt_append, arguments, rows, slots):
             raise KernelInputError(
                 f"a slot lies past the pool of {pool.pages} pages of {pool.page_tokens} tokens"
             )
@@ -111,7 +140,9 @@ class CpuDevice(HostArrays):
         check_attention(what, layer, q, keys, values, batch, out, lse)
         heads, width = values.spec.heads, values.spec.width
         padded = -(-width // PANEL) * PANEL
-        need = batch.partial_slots * what.q_heads * (padded + 2)
+        # Another step of the same shape may leave more partial results, at most one an item.
+        slots = batch.partial_slots if self._recording is None else len(batch.items)
+        need = slots * what.q_heads * (padded + 2)
         if need > self._partial.size:
             self._partial = np.empty(need, np.float32)
         slabs = [self._slab(pool, layer) for pool in keys]
@@ -141,7 +172,13 @@ class CpuDevice(HostArrays):
             partial=address(self._partial),
             scale=what.scale,
         )
-        self._core.pt_attention(self._pool, byref(arguments))
+        self._launch(
+            self._core.pt_attention,
+            arguments,
+            *(q, out, self._partial, batch.q_indptr, batch.kv_len, batch.kv_base),
+            *(batch.page_indptr, batch.page_ids, batch.items, batch.merge_indptr),
+            *(() if lse is None else (lse,)),
+        )
 
     def cut(self, q_heads: int, kv_heads: int, sequences: int) -> Cut:
         rows = max(1, LINES_PER_ITEM // (q_heads // kv_heads))
@@ -225,8 +262,7 @@ class CpuDevice(HostArrays):
     def linear(self, x: Floats, weight: PackedLinear, out: Floats, add: bool = False) -> None:
         check_rows("x", x, len(x), weight.depth)
         check_rows("out", out, len(x), weight.outputs)
-        self._core.pt_linear(
-            self._pool,
+        arguments = native_core.Linear(
             address(x),
             x.strides[0] // 4,
             len(x),
@@ -239,6 +275,7 @@ class CpuDevice(HostArrays):
             out.strides[0] // 4,
             add,
         )
+        self._launch(self._core.pt_linear, arguments, x, out)
 
     def rows_of(self, weight: PackedLinear, rows: Int32s) -> Floats:
         rows = contiguous("rows", rows, np.int32)
@@ -260,19 +297,19 @@ class CpuDevice(HostArrays):
         width = groups * len(weight)
         check_rows("x", x, len(x), width)
         check_rows("out", out, len(x), width)
-        self._core.pt_rms_norm(
-            self._pool,
+        arguments = native_core.Norm(
             address(x),
             x.strides[0] // 4,
             len(x),
             groups,
             len(weight),
             address(contiguous("weight", weight, np.float32)),
-            plus,
-            eps,
             address(out),
             out.strides[0] // 4,
+            plus,
+            eps,
         )
+        self._launch(self._core.pt_rms_norm, arguments, x, out)
 
     def rope(
         self,
@@ -292,8 +329,7 @@ class CpuDevice(HostArrays):
                 f"{rotary} rotary values from {offset} on do not fit a head of {head_width}"
             )
         check_indices("positions", positions, len(cosines))
-        self._core.pt_rope(
-            self._pool,
+        arguments = native_core.Rope(
             x.ctypes.data + 4 * offset,
             x.strides[0] // 4,
             len(x),
@@ -305,13 +341,13 @@ class CpuDevice(HostArrays):
             address(sines),
             interleaved,
         )
+        self._launch(self._core.pt_rope, arguments, x, positions, cosines, sines)
 
     def gated(self, x: Floats, kind: Activation, out: Floats) -> None:
         width = out.shape[1]
         check_rows("x", x, len(out), 2 * width)
         check_rows("out", out, len(out), width)
-        self._core.pt_gated(
-            self._pool,
+        arguments = native_core.Gated(
             address(x),
             x.strides[0] // 4,
             len(x),
@@ -320,3 +356,4 @@ class CpuDevice(HostArrays):
             address(out),
             out.strides[0] // 4,
         )
+        self._launch(self._core.pt_gated, arguments, x, out)

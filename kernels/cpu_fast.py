@@ -1,22 +1,35 @@
-"""The CPU device in fast mode: products by torch, whose bits depend on the batch.
+"""The CPU device in fast mode: products of many rows by torch, whose bits depend on the batch.
 
-Everything but the products is the native core's. Not exact: a row's result may change in its last
-bits with the rows beside it, so state made here carries an identity of its own and is never
-exchanged with the exact mode's.
+Everything else is the native core's: products of few rows, which wait for memory and not for
+arithmetic, and attention. Not exact: a row's result may change in its last bits with the number of
+rows beside it, so state made here carries an identity of its own and is never exchanged with the
+exact mode's. Weights are held twice, in panels and in rows.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import torch
 
-from .abi import Floats, Int32s, Storage
-from .checks import check_indices, check_rows, check_weight
+from .abi import Floats, KernelInputError, Storage
+from .checks import check_rows
 from .cpu import CpuDevice
 from .device import PackedLinear
-from .native_build import Target
+from .native_build import Target, cpu_flags
+
+MANY_ROWS = 33  # fewer are faster through panels
+BF16_FLAGS = frozenset(("avx512_bf16", "amx_bf16"))
 
 _TYPES = {Storage.F32: torch.float32, Storage.F16: torch.float16, Storage.BF16: torch.bfloat16}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FastLinear(PackedLinear):
+    """Panels, and the same weights as rows for torch."""
+
+    rows: torch.Tensor | None = None  # [outputs, depth]
 
 
 class FastCpuDevice(CpuDevice):
@@ -25,6 +38,8 @@ class FastCpuDevice(CpuDevice):
     def __init__(self, threads: int = 1, target: Target | None = None) -> None:
         super().__init__(threads, target)
         torch.set_num_threads(threads)
+        # Without instructions for it torch multiplies halves eight times slower than fp32.
+        self._half = bool(cpu_flags() & BF16_FLAGS)
 
     @property
     def identity(self) -> tuple[tuple[str, str], ...]:
@@ -32,21 +47,27 @@ class FastCpuDevice(CpuDevice):
             *super().identity,
             ("torch", torch.__version__),
             ("torch_instruction_set", torch.backends.cpu.get_cpu_capability()),
+            ("torch_half_products", str(self._half)),
         )
 
     def pack(self, weight: Floats, storage: Storage, bias: Floats | None = None) -> PackedLinear:
-        check_weight(weight, bias)
-        outputs, depth = weight.shape
-        stored = torch.from_numpy(np.ascontiguousarray(weight)).to(_TYPES[storage])
-        data = stored.view(torch.uint16) if storage is Storage.BF16 else stored
-        return PackedLinear(outputs, depth, storage, data.numpy(), bias)
+        packed = super().pack(weight, storage, bias)
+        rows = torch.from_numpy(np.ascontiguousarray(weight)).to(_TYPES[storage])
+        return FastLinear(
+            packed.outputs, packed.depth, packed.storage, packed.data, packed.bias, rows
+        )
 
     def linear(self, x: Floats, weight: PackedLinear, out: Floats, add: bool = False) -> None:
+        if len(x) < MANY_ROWS or not isinstance(weight, FastLinear) or weight.rows is None:
+            super().linear(x, weight, out, add)
+            return
         check_rows("x", x, len(x), weight.depth)
         check_rows("out", out, len(x), weight.outputs)
-        matrix = torch.from_numpy(weight.data)
-        if weight.storage is Storage.BF16:
-            matrix = matrix.view(torch.bfloat16)
+        if self.recording:
+            raise KernelInputError(f"a product of {len(x)} rows by torch cannot be recorded")
+        matrix = (
+            weight.rows if self._half and weight.storage is Storage.BF16 else weight.rows.float()
+        )
         rows = torch.from_numpy(x).to(matrix.dtype)
         product = torch.nn.functional.linear(rows, matrix).float().numpy()
         if weight.bias is not None:
@@ -55,10 +76,3 @@ class FastCpuDevice(CpuDevice):
             out += product
         else:
             out[:] = product
-
-    def rows_of(self, weight: PackedLinear, rows: Int32s) -> Floats:
-        check_indices("rows", rows, weight.outputs)
-        data = weight.data[rows]
-        if weight.storage is Storage.BF16:
-            return (data.astype(np.uint32) << 16).view(np.float32)
-        return data.astype(np.float32)

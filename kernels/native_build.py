@@ -18,8 +18,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-SOURCES = ("linear.cpp", "rows.cpp", "attention.cpp", "pages.cpp")
-HEADERS = ("vec.h", "storage.h", "pool.h", "product.h")
+SOURCES = ("linear.cpp", "rows.cpp", "attention.cpp", "pages.cpp", "program.cpp")
+HEADERS = ("vec.h", "storage.h", "pool.h", "product.h", "lines.h", "calls.h")
 FLAGS = ("-std=c++17", "-O3", "-fPIC", "-pthread", "-ffp-contract=off", "-Wno-psabi")
 V3_CPU_FLAGS = frozenset(("avx2", "fma", "f16c", "bmi2", "movbe"))
 COMPILERS = ("g++", "c++", "clang++")
@@ -44,14 +44,19 @@ PORTABLE = Target("portable", ())
 
 def detect_target() -> Target:
     """The widest target that this machine runs."""
+    return V3 if cpu_flags() >= V3_CPU_FLAGS else PORTABLE
+
+
+def cpu_flags() -> frozenset[str]:
+    """What an x86 processor says it can do, in the kernel's names; empty elsewhere."""
     if platform.machine() not in ("x86_64", "AMD64"):
-        return PORTABLE
+        return frozenset()
     try:
         text = Path("/proc/cpuinfo").read_text(encoding="ascii", errors="replace")
     except OSError:
-        return PORTABLE
+        return frozenset()
     flags = next((line for line in text.splitlines() if line.startswith("flags")), "")
-    return V3 if set(flags.split()) >= V3_CPU_FLAGS else PORTABLE
+    return frozenset(flags.split())
 
 
 def cache_directory() -> Path:

@@ -7,7 +7,7 @@ in ``cpu`` check shapes first, nothing is checked here.
 from __future__ import annotations
 
 import ctypes
-from ctypes import POINTER, Structure, c_float, c_int32, c_int64, c_void_p
+from ctypes import Structure, c_float, c_int32, c_int64, c_void_p
 from functools import lru_cache
 from pathlib import Path
 
@@ -17,8 +17,89 @@ import numpy.typing as npt
 from .checks import KEY_SLABS_MAX
 
 
+class Linear(Structure):
+    """Arguments of ``pt_linear``; see native/calls.h, as for all of them."""
+
+    _fields_ = (
+        ("x", c_void_p),
+        ("ldx", c_int64),
+        ("rows", c_int64),
+        ("depth", c_int64),
+        ("weight", c_void_p),
+        ("storage", c_int64),
+        ("outputs", c_int64),
+        ("bias", c_void_p),
+        ("y", c_void_p),
+        ("ldy", c_int64),
+        ("add", c_int64),
+    )
+
+
+class Norm(Structure):
+    """Arguments of ``pt_rms_norm``."""
+
+    _fields_ = (
+        ("x", c_void_p),
+        ("ldx", c_int64),
+        ("rows", c_int64),
+        ("groups", c_int64),
+        ("n", c_int64),
+        ("weight", c_void_p),
+        ("y", c_void_p),
+        ("ldy", c_int64),
+        ("plus", c_float),
+        ("eps", c_float),
+    )
+
+
+class Rope(Structure):
+    """Arguments of ``pt_rope``."""
+
+    _fields_ = (
+        ("x", c_void_p),
+        ("ldx", c_int64),
+        ("rows", c_int64),
+        ("heads", c_int64),
+        ("head_stride", c_int64),
+        ("rotary", c_int64),
+        ("positions", c_void_p),
+        ("cosines", c_void_p),
+        ("sines", c_void_p),
+        ("interleaved", c_int64),
+    )
+
+
+class Gated(Structure):
+    """Arguments of ``pt_gated``."""
+
+    _fields_ = (
+        ("x", c_void_p),
+        ("ldx", c_int64),
+        ("rows", c_int64),
+        ("n", c_int64),
+        ("kind", c_int64),
+        ("y", c_void_p),
+        ("ldy", c_int64),
+    )
+
+
+class Append(Structure):
+    """Arguments of ``pt_append``."""
+
+    _fields_ = (
+        ("rows", c_void_p),
+        ("ldr", c_int64),
+        ("count", c_int64),
+        ("width", c_int64),
+        ("slots", c_void_p),
+        ("slots_max", c_int64),
+        ("layer", c_void_p),
+        ("storage", c_int64),
+    )
+
+
 class Slab(Structure):
-    """One layer of a pool, in elements; see native/attention.cpp."""
+    """One layer of a pool, in elements; see native/calls.h."""
 
     _fields_ = (
         ("base", c_void_p),
@@ -30,7 +111,7 @@ class Slab(Structure):
 
 
 class Attention(Structure):
-    """Arguments of ``pt_attention``; see native/attention.cpp."""
+    """Arguments of ``pt_attention``."""
 
     _fields_ = (
         ("q", c_void_p),
@@ -60,35 +141,26 @@ class Attention(Structure):
     )
 
 
-_2_POINTERS = (c_void_p,) * 2
-_3_INTS = (c_int64,) * 3
+class Launch(Structure):
+    """One operation of a program; see native/program.cpp."""
+
+    _fields_ = (("operation", c_void_p), ("arguments", c_void_p))
+
+
 _5_INTS = (c_int64,) * 5
+_OPERATION = (c_int32, (c_void_p, c_void_p))
 _SIGNATURES: dict[str, tuple[object, tuple[object, ...]]] = {
     "pt_pool_new": (c_void_p, (c_int32,)),
     "pt_pool_free": (None, (c_void_p,)),
     "pt_pack": (None, (c_void_p, c_void_p, c_int64, c_int64, c_int32, c_void_p)),
     "pt_unpack_rows": (None, (c_void_p, c_int64, c_int32, c_void_p, c_int64, c_void_p)),
-    "pt_linear": (
-        None,
-        (*_2_POINTERS, *_3_INTS, c_void_p, c_int32, c_int64, *_2_POINTERS, c_int64, c_int32),
-    ),
-    "pt_rms_norm": (
-        None,
-        (*_2_POINTERS, *_3_INTS, c_int64, c_void_p, c_float, c_float, c_void_p, c_int64),
-    ),
-    "pt_rope": (
-        None,
-        (*_2_POINTERS, *_5_INTS, c_void_p, c_void_p, c_void_p, c_int32),
-    ),
-    "pt_gated": (
-        None,
-        (c_void_p, c_void_p, c_int64, c_int64, c_int64, c_int32, c_void_p, c_int64),
-    ),
-    "pt_attention": (None, (c_void_p, POINTER(Attention))),
-    "pt_append": (
-        c_int32,
-        (c_void_p, c_void_p, c_int64, c_int64, c_int64, c_void_p, c_int64, c_void_p, c_int32),
-    ),
+    "pt_linear": _OPERATION,
+    "pt_rms_norm": _OPERATION,
+    "pt_rope": _OPERATION,
+    "pt_gated": _OPERATION,
+    "pt_attention": _OPERATION,
+    "pt_append": _OPERATION,
+    "pt_run": (c_int32, (c_void_p, c_void_p, c_int64)),
     "pt_page_copy": (None, (c_void_p, *_5_INTS)),
     "pt_gather": (None, (c_void_p, *_5_INTS, c_void_p, c_int64, c_int64, c_void_p)),
     "pt_scatter": (None, (c_void_p, *_5_INTS, c_void_p, c_int64, c_int64, c_void_p)),

@@ -117,7 +117,7 @@ def plan(
         slots=slots,
         positions=positions.astype(np.int32),
     )
-    return batch if capacity is None else _padded(batch, capacity)
+    return batch if capacity is None else padded(batch, capacity)
 
 
 def _check_sequences(
@@ -189,7 +189,11 @@ def _indptr(counts: Int64s) -> Int64s:
     return total
 
 
-def _padded(batch: RaggedBatch, capacity: Capacity) -> RaggedBatch:
+def padded(batch: RaggedBatch, capacity: Capacity) -> RaggedBatch:
+    """The batch with arrays of fixed sizes; what is padded is skipped by every kernel.
+
+    Raises KernelInputError when the batch passes the capacity.
+    """
     entries = int(batch.page_indptr[-1])
     for name, have, most in (
         ("sequences", batch.sequences, capacity.sequences),

@@ -2,16 +2,13 @@
 //
 // For one item (rows of one sequence) and one KV head, query rows x group stand as *lines*:
 //
-//      keys of a span (256), in tiles of 16              values of the same tiles
-//      +----+----+----+ ... +----+
-// line | S = q k^T, tile by tile | -> p = 2^(S - max) -> O = p V, key by key
-//      +----+----+----+ ... +----+
+//   S = q k^T over the keys of a span (256)  ->  p = 2^(S - max)  ->  O = p V, key by key
 //
-// Spans and tiles lie at fixed positions of the sequence (multiples of 256 and of 16). Each span
-// gives (O, max, sum), and spans are folded from the first to the last, either here, one after the
-// other, or from partial results that other items left (split over KV). So a line's bits depend on
-// its query, its visible keys and values and their positions: not on its neighbours, the number of
-// rows in the step, the number of splits, the page size, or which pages hold the rows.
+// Spans lie at fixed positions of the sequence (multiples of 256). Each span gives (O, max, sum),
+// and spans are folded from the first to the last, either here, one after the other, or from
+// partial results that other items left (split over KV). So a line's bits depend on its query, its
+// visible keys and values and their positions: not on its neighbours, the number of rows in the
+// step, the number of splits, the page size, or which pages hold the rows.
 //
 // Rows outside a line's visible range are never multiplied into it, so what an unwritten or reused
 // slot holds (NaN included) cannot reach a result.
@@ -20,35 +17,18 @@
 #include <cmath>
 #include <limits>
 
+#include "calls.h"
+#include "lines.h"
 #include "pool.h"
 #include "product.h"
 
 namespace pt {
 
-struct Slab {
-    const void* base;  // of this layer
-    int64_t page_stride, token_stride, head_stride, width;  // in elements
-};
-
-struct Attention {
-    const float* q;  // [rows, q_heads, sum of key widths], row stride ldq
-    int64_t ldq, rows, q_heads, kv_heads;
-    Slab keys[2];
-    Slab values;
-    int64_t key_slabs, storage, page_tokens;
-    const int32_t *q_indptr, *kv_len, *kv_base, *page_indptr, *page_ids, *items, *merge_indptr;
-    int64_t item_count;
-    int64_t window;  // 0: every earlier key is visible
-    float* out;      // [rows, q_heads, values.width], row stride ldo
-    int64_t ldo;
-    float* lse;      // [rows, q_heads] or null
-    float* partial;  // [slots, q_heads, values.width padded + 2] or null
-    float scale;
-};
-
 namespace {
 
-constexpr int64_t SPAN = 256, TILE = 16, TILES_AT_ONCE = 4, WIDEN_AT_ONCE = 16, ITEM_FIELDS = 6;
+constexpr int64_t SPAN = 256, ITEM_FIELDS = 6;
+constexpr int64_t DIRECT_LINES = 8;  // as many lines read half types from the pages without a copy
+constexpr int64_t KEYS_AHEAD = 16, VALUES_AHEAD = 16;  // between what is read and what is asked for
 constexpr float LOG2E = 1.4426950408889634f;
 constexpr float MINUS_INFINITY = -std::numeric_limits<float>::infinity();
 
@@ -83,8 +63,10 @@ class ItemRun {
     typedef typename S::T T;
 
   public:
-    ItemRun(const Attention& a, const int32_t* item, int64_t kv_head, std::vector<float>& scratch)
-        : a_(a), kv_head_(kv_head), group_(a.q_heads / a.kv_heads), row0_(item[1]),
+    // The item's rows against KV heads [head, head + heads).
+    ItemRun(const Attention& a, const int32_t* item, int64_t head, int64_t heads,
+            std::vector<float>& scratch)
+        : a_(a), head_(head), heads_(heads), group_(a.q_heads / a.kv_heads), row0_(item[1]),
           rows_(item[2]), lo_(item[3]), hi_(item[4]), slot_(item[5]) {
         const int64_t seq = item[0];
         while (int64_t(1) << page_shift_ < a.page_tokens) page_shift_++;
@@ -92,11 +74,12 @@ class ItemRun {
         base_ = a.kv_base[seq];
         pages_ = a.page_ids + a.page_indptr[seq] - (base_ >> page_shift_);
         first_position_ = kv_len_ - a.q_indptr[seq + 1] + row0_;
-        lines_ = rows_ * group_;
+        of_head_ = rows_ * group_;
+        lines_ = heads_ * of_head_;
         depth_ = a.keys[0].width + (a.key_slabs > 1 ? a.keys[1].width : 0);
         width_ = padded(a.values.width);
         const int64_t need = lines_ * (depth_ + SPAN + 2 * width_ + 4) +
-                             std::max(TILES_AT_ONCE * TILE * depth_, SPAN * width_);
+                             std::max(KEYS_AT_ONCE * depth_, SPAN * width_);
         if (int64_t(scratch.size()) < need) scratch.resize(size_t(need));
         float* at = scratch.data();
         q_ = at, at += lines_ * depth_;
@@ -137,27 +120,29 @@ class ItemRun {
     }
 
   private:
-    int64_t row_of(int64_t line) const { return row0_ + line / group_; }
-    int64_t head_of(int64_t line) const { return kv_head_ * group_ + line % group_; }
+    // Lines stand by KV head, then row, then query head of the group.
+    int64_t row_of(int64_t line) const { return row0_ + line / group_ % rows_; }
+    int64_t head_of(int64_t line) const {
+        return (head_ + line / of_head_) * group_ + line % group_;
+    }
     // Keys [low, high) that a row of the item sees: causal, inside its window, retained.
     int64_t high(int64_t row) const { return first_position_ + row + 1; }
     int64_t low(int64_t row) const {
         return std::max(base_, a_.window > 0 ? high(row) - a_.window : int64_t(0));
     }
-    const T* row_at(const Slab& slab, int64_t position) const {
+    const T* row_at(const Slab& slab, int64_t position, int64_t head = 0) const {
         const int64_t offset = position & (a_.page_tokens - 1);
         return static_cast<const T*>(slab.base) +
                int64_t(pages_[position >> page_shift_]) * slab.page_stride +
-               offset * slab.token_stride + kv_head_ * slab.head_stride;
+               offset * slab.token_stride + (head_ + head) * slab.head_stride;
     }
 
     void run_span(int64_t span) {
         const int64_t from = std::max(lo_, span), to = std::min(hi_, span + SPAN);
         if (from >= to) return;
-        for (int64_t tile = from / TILE * TILE; tile < to; tile += TILES_AT_ONCE * TILE)
-            score_tiles(span, tile, std::min(TILES_AT_ONCE, (to - tile + TILE - 1) / TILE));
-        for (int64_t row = 0; row < rows_; row++)
-            for (int64_t g = 0; g < group_; g++) soften(span, from, to, row, row * group_ + g);
+        score(span, from, to);
+        for (int64_t line = 0; line < lines_; line++)
+            soften(span, from, to, line / group_ % rows_, line);
         std::fill(span_o_, span_o_ + lines_ * width_, 0.0f);
         weigh_span(span, from, to);
         for (int64_t line = 0; line < lines_; line++)
@@ -167,48 +152,63 @@ class ItemRun {
     }
 
     // Asks for rows that will be read soon: pages lie anywhere, so no hardware foresees them.
-    void prefetch(const Slab& slab, int64_t from, int64_t to) const {
+    // As many at a time as are read next: more would stand in line before the reads.
+    void prefetch(const Slab& slab, int64_t from, int64_t to, int64_t head) const {
         constexpr int64_t line = 64 / int64_t(sizeof(T));
-        for (int64_t j = std::max(from, base_); j < std::min(to, hi_); j++) {
-            const T* row = row_at(slab, j);
+        for (int64_t j = from; j < std::min(to, hi_); j++) {
+            const T* row = row_at(slab, j, head);
             for (int64_t i = 0; i < slab.width; i += line) __builtin_prefetch(row + i);
         }
     }
 
-    void score_tiles(int64_t span, int64_t tile, int64_t tiles) {
-        const int64_t from = std::max(tile, base_), to = std::min(tile + tiles * TILE, kv_len_);
-        for (int64_t t = 0; t < tiles; t++) {
-            int64_t done = 0;
-            for (int64_t s = 0; s < a_.key_slabs; s++) {
-                const Slab& slab = a_.keys[s];
-                prefetch(slab, tile + (t + 1) * TILE, tile + (t + 2) * TILE);
-                pack_keys(slab, tile + t * TILE, from, to, widened_ + (t * depth_ + done) * TILE);
-                done += slab.width;
+    // Few lines a head read the pages as they lie: all heads of a token, which lie side by side,
+    // before the next. For many, a tile of keys is made fp32 and contiguous first.
+    bool direct() const { return of_head_ <= DIRECT_LINES; }
+
+    void score(int64_t span, int64_t from, int64_t to) {
+        for (int64_t j = from; j < to; j += KEYS_AT_ONCE) {
+            const int64_t n = std::min(KEYS_AT_ONCE, to - j);
+            for (int64_t h = 0; h < heads_; h++) {
+                for (int64_t s = 0; s < a_.key_slabs; s++)
+                    prefetch(a_.keys[s], j + KEYS_AHEAD, j + KEYS_AHEAD + n, h);
+                if (direct())
+                    score_pages(h, j, n, scores_ + (j - span));
+                else
+                    score_widened(h, j, n, scores_ + (j - span));
             }
         }
-        product_panels<F32>(q_, depth_, widened_, TILE, depth_ * TILE, tiles, depth_,
-                            scores_ + (tile - span), SPAN, lines_);
     }
 
-    // out[element][key of the tile], zero where the tile reaches past the retained rows.
-    void pack_keys(const Slab& slab, int64_t tile, int64_t from, int64_t to, float* out) {
-        const T* rows[TILE];
-        for (int64_t j = 0; j < TILE; j++)
-            rows[j] = tile + j >= from && tile + j < to ? row_at(slab, tile + j) : nullptr;
-        // Eight rows at a time, each from end to end: rows of other keys often lie a power of two
-        // apart, and more of them at once would push each other out of the nearest cache.
-        const int64_t whole = slab.width / LANES * LANES;
-        for (int64_t half = 0; half < TILE; half += LANES)
-            for (int64_t i = 0; i < whole; i += LANES) {
-                v8 block[LANES];
-                for (int64_t j = 0; j < LANES; j++)
-                    block[j] = rows[half + j] ? S::load8(rows[half + j] + i) : set1(0.0f);
-                transpose8(block);
-                for (int64_t j = 0; j < LANES; j++) store8(out + (i + j) * TILE + half, block[j]);
-            }
-        for (int64_t i = whole; i < slab.width; i++)
-            for (int64_t j = 0; j < TILE; j++)
-                out[i * TILE + j] = rows[j] ? S::load(rows[j][i]) : 0.0f;
+    void score_pages(int64_t head, int64_t key, int64_t count, float* scores) {
+        const T *first[KEYS_AT_ONCE], *second[KEYS_AT_ONCE];
+        for (int64_t k = 0; k < count; k++) {
+            first[k] = row_at(a_.keys[0], key + k, head);
+            if (a_.key_slabs > 1) second[k] = row_at(a_.keys[1], key + k, head);
+        }
+        score_head<S>(head, first, second, count, scores);
+    }
+
+    void score_widened(int64_t head, int64_t key, int64_t count, float* scores) {
+        const float *first[KEYS_AT_ONCE], *second[KEYS_AT_ONCE];
+        for (int64_t k = 0; k < count; k++) {
+            float* to = widened_ + k * depth_;
+            first[k] = to;
+            second[k] = to + a_.keys[0].width;
+            widen<S>(row_at(a_.keys[0], key + k, head), a_.keys[0].width, to);
+            if (a_.key_slabs > 1)
+                widen<S>(row_at(a_.keys[1], key + k, head), a_.keys[1].width,
+                         to + a_.keys[0].width);
+        }
+        score_head<F32>(head, first, second, count, scores);
+    }
+
+    template <class K>
+    void score_head(int64_t head, const typename K::T* const* first,
+                    const typename K::T* const* second, int64_t count, float* scores) {
+        const Keys<K> keys{first, second, a_.keys[0].width,
+                           a_.key_slabs > 1 ? a_.keys[1].width : 0};
+        const int64_t line = head * of_head_;
+        score_lines(keys, count, q_ + line * depth_, depth_, of_head_, scores + line * SPAN, SPAN);
     }
 
     // Scores of a line in this span -> weights 2^(s - max), their max and sum. A lane of the sum
@@ -251,51 +251,60 @@ class ItemRun {
             first = std::max(first, low(row));
             last = std::min(last, high(row));
         }
-        const bool widened = lines_ > ROWS;  // once for the span, as several blocks read it
-        if (widened) widen_values(std::max(from, base_), std::min(to, kv_len_), span);
         if (first >= last) first = last = to;  // nothing is shared
         for (int64_t row = 0; row < rows_; row++)
-            weigh(span, std::max(from, low(row)), std::min(first, high(row)), row * group_, group_,
-                  widened);
-        weigh(span, first, last, 0, lines_, widened);
+            weigh(span, std::max(from, low(row)), std::min(first, high(row)), row, 1);
+        if (direct())
+            weigh(span, first, last, 0, rows_);
+        else if (first < last)
+            for (int64_t h = 0; h < heads_; h++) weigh_widened(h, span, first, last);
         if (last < to)
             for (int64_t row = 0; row < rows_; row++)
-                weigh(span, last, std::min(to, high(row)), row * group_, group_, widened);
+                weigh(span, last, std::min(to, high(row)), row, 1);
     }
 
-    // Values of keys [from, to) as fp32, side by side, at widened_ + (key - origin) * width_.
-    void widen_values(int64_t from, int64_t to, int64_t origin) {
-        for (int64_t j = from; j < to; j++) {
-            prefetch(a_.values, j + TILE, j + TILE + 1);
-            const T* v = row_at(a_.values, j);
-            float* out = widened_ + (j - origin) * width_;
+    // O[line] += sum over keys [a, b) of p[line][key] V[key], key by key, for lines of some rows.
+    void weigh(int64_t span, int64_t a, int64_t b, int64_t row, int64_t count) {
+        const T* rows[VALUES_AT_ONCE];
+        for (int64_t j = a; j < b; j += VALUES_AT_ONCE) {
+            const int64_t n = std::min(VALUES_AT_ONCE, b - j);
+            for (int64_t h = 0; h < heads_; h++) {
+                prefetch(a_.values, j + VALUES_AHEAD, j + VALUES_AHEAD + n, h);
+                for (int64_t k = 0; k < n; k++) rows[k] = row_at(a_.values, j + k, h);
+                const int64_t line = h * of_head_ + row * group_;
+                weigh_lines<S>(rows, n, a_.values.width, scores_ + line * SPAN + (j - span), SPAN,
+                               span_o_ + line * width_, width_, count * group_);
+            }
+        }
+    }
+
+    // The same for all lines of a head: values as fp32 panels of sixteen columns, then a product.
+    void weigh_widened(int64_t head, int64_t span, int64_t a, int64_t b) {
+        const int64_t count = b - a, whole = a_.values.width / LANES * LANES;
+        const int64_t line = head * of_head_;
+        for (int64_t j = a; j < b; j++) {
+            prefetch(a_.values, j + VALUES_AHEAD, j + VALUES_AHEAD + 1, head);
+            const T* v = row_at(a_.values, j, head);
+            float* out = widened_ + (j - a) * PANEL;
             int64_t i = 0;
-            for (; i + LANES <= a_.values.width; i += LANES) store8(out + i, S::load8(v + i));
-            for (; i < a_.values.width; i++) out[i] = S::load(v[i]);
-            for (; i < width_; i++) out[i] = 0.0f;
+            for (; i < whole; i += LANES)
+                store8(out + i / PANEL * count * PANEL + i % PANEL, S::load8(v + i));
+            for (; i < width_; i++)
+                out[i / PANEL * count * PANEL + i % PANEL] =
+                    i < a_.values.width ? S::load(v[i]) : 0.0f;
         }
-    }
-
-    // O[line] += sum over keys [a, b) of p[line][key] V[key], key by key.
-    void weigh(int64_t span, int64_t a, int64_t b, int64_t line, int64_t lines, bool widened) {
-        const float* p = scores_ + line * SPAN - span;
-        float* o = span_o_ + line * width_;
-        while (a < b) {
-            const int64_t end = widened ? b : std::min(b, a + WIDEN_AT_ONCE);
-            const int64_t origin = widened ? span : a;
-            if (!widened) widen_values(a, end, origin);
-            product_panels<F32>(p + a, SPAN, widened_ + (a - origin) * width_, width_, PANEL,
-                                width_ / PANEL, end - a, o, width_, lines, false);
-            a = end;
-        }
+        for (int64_t panel = 0; panel < width_ / PANEL; panel++)
+            product_panels<F32>(scores_ + line * SPAN + (a - span), SPAN,
+                                widened_ + panel * count * PANEL, PANEL, count * PANEL, 1, count,
+                                span_o_ + line * width_ + panel * PANEL, width_, of_head_, false);
     }
 
     const Attention& a_;
-    const int64_t kv_head_, group_, row0_, rows_, lo_, hi_, slot_;
-    int64_t kv_len_, base_, first_position_, lines_, depth_, width_;
+    const int64_t head_, heads_, group_, row0_, rows_, lo_, hi_, slot_;
+    int64_t kv_len_, base_, first_position_, of_head_, lines_, depth_, width_;
     const int32_t* pages_;
     int page_shift_ = 0;
-    // widened_: keys of a few tiles, transposed; then values of a span. Never both at once.
+    // widened_: keys of a tile, then values of a span. Never both at once.
     float *q_, *scores_, *span_o_, *o_, *tops_, *sums_, *span_tops_, *span_sums_, *widened_;
 };
 
@@ -320,20 +329,32 @@ void merge_row(const Attention& a, int64_t row, std::vector<float>& scratch) {
 
 using namespace pt;
 
-extern "C" void pt_attention(void* pool, const Attention* attention) {
-    const Attention& a = *attention;
+extern "C" int32_t pt_attention(void* pool, const void* arguments) {
+    const Attention& a = *static_cast<const Attention*>(arguments);
     Pool* p = static_cast<Pool*>(pool);
+    // Items of few rows take all heads, so that they read the pages from end to end; fewer when
+    // there would not be a task for every thread.
+    const int64_t group = a.q_heads / a.kv_heads, threads = p->threads();
+    int64_t parts = 1;
+    while (parts < a.kv_heads && a.item_count * parts < 2 * threads) parts++;
     p->run(a.item_count * a.kv_heads, [&](int64_t task, int thread) {
         const int32_t* item = a.items + task / a.kv_heads * ITEM_FIELDS;
         if (item[0] < 0) return;
-        const int64_t head = task % a.kv_heads;
+        int64_t head = task % a.kv_heads, heads = 1;
+        if (item[2] * group <= DIRECT_LINES) {
+            if (head >= parts) return;
+            const int64_t last = (head + 1) * a.kv_heads / parts;
+            head = head * a.kv_heads / parts;
+            heads = last - head;
+        }
         std::vector<float>& mine = p->scratch(thread);
-        if (a.storage == STORE_F32) return ItemRun<F32>(a, item, head, mine).run();
-        if (a.storage == STORE_F16) return ItemRun<F16>(a, item, head, mine).run();
-        ItemRun<BF16>(a, item, head, mine).run();
+        if (a.storage == STORE_F32) return ItemRun<F32>(a, item, head, heads, mine).run();
+        if (a.storage == STORE_F16) return ItemRun<F16>(a, item, head, heads, mine).run();
+        ItemRun<BF16>(a, item, head, heads, mine).run();
     });
     p->run(a.rows, [&](int64_t row, int thread) {
         if (a.merge_indptr[row] < a.merge_indptr[row + 1])
             merge_row(a, row, p->scratch(thread));
     });
+    return 0;
 }

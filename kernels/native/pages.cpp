@@ -5,6 +5,7 @@
 
 #include <algorithm>
 
+#include "calls.h"
 #include "pool.h"
 #include "storage.h"
 
@@ -19,19 +20,19 @@ void narrow_row(const float* from, int64_t n, typename S::T* to) {
 }
 
 template <class S>
-int32_t append(Pool* pool, const float* rows, int64_t ldr, int64_t count, int64_t width,
-               const int64_t* slots, int64_t slots_max, typename S::T* layer) {
+int32_t append(Pool* pool, const AppendCall& c) {
+    typename S::T* layer = static_cast<typename S::T*>(c.layer);
     std::atomic<int32_t> outside{0};
     constexpr int64_t rows_a_task = 64;
-    pool->run((count + rows_a_task - 1) / rows_a_task, [&](int64_t task, int) {
-        const int64_t end = std::min(count, (task + 1) * rows_a_task);
+    pool->run((c.count + rows_a_task - 1) / rows_a_task, [&](int64_t task, int) {
+        const int64_t end = std::min(c.count, (task + 1) * rows_a_task);
         for (int64_t r = task * rows_a_task; r < end; r++) {
-            if (slots[r] < 0) continue;
-            if (slots[r] >= slots_max) {
+            if (c.slots[r] < 0) continue;
+            if (c.slots[r] >= c.slots_max) {
                 outside.store(1, std::memory_order_relaxed);
                 continue;
             }
-            narrow_row<S>(rows + r * ldr, width, layer + slots[r] * width);
+            narrow_row<S>(c.rows + r * c.ldr, c.width, layer + c.slots[r] * c.width);
         }
     });
     return outside.load();
@@ -63,15 +64,11 @@ using namespace pt;
 extern "C" {
 
 // Returns 1 when some slot lay past the pool (that row is skipped), else 0.
-int32_t pt_append(void* pool, const float* rows, int64_t ldr, int64_t count, int64_t width,
-                  const int64_t* slots, int64_t slots_max, void* layer, int32_t storage) {
+int32_t pt_append(void* pool, const void* arguments) {
+    const AppendCall& c = *static_cast<const AppendCall*>(arguments);
     Pool* p = static_cast<Pool*>(pool);
-    if (storage == STORE_F32)
-        return append<F32>(p, rows, ldr, count, width, slots, slots_max, static_cast<float*>(layer));
-    uint16_t* half = static_cast<uint16_t*>(layer);
-    if (storage == STORE_F16)
-        return append<F16>(p, rows, ldr, count, width, slots, slots_max, half);
-    return append<BF16>(p, rows, ldr, count, width, slots, slots_max, half);
+    if (c.storage == STORE_F32) return append<F32>(p, c);
+    return c.storage == STORE_F16 ? append<F16>(p, c) : append<BF16>(p, c);
 }
 
 // The copies below use no pool of threads, so they may run beside a step, in any thread.

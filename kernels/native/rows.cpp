@@ -4,6 +4,7 @@
 
 #include <cmath>
 
+#include "calls.h"
 #include "pool.h"
 #include "vec.h"
 
@@ -20,7 +21,10 @@ void each_row(Pool* pool, int64_t rows, Body body) {
     });
 }
 
-void rms_norm(const float* x, const float* w, float w_plus, float eps, int64_t n, float* y) {
+void rms_norm(const NormCall& c, int64_t from, int64_t to) {
+    const float *x = c.x + from, *w = c.weight;
+    float* y = c.y + to;
+    const int64_t n = c.n;
     v8 squares = set1(0.0f);
     int64_t i = 0;
     for (; i + LANES <= n; i += LANES) {
@@ -31,13 +35,11 @@ void rms_norm(const float* x, const float* w, float w_plus, float eps, int64_t n
         const v8 v = load_first(x + i, n - i);
         squares = fma8(v, v, squares);
     }
-    const v8 inverse = set1(1.0f / std::sqrt(sum_lanes(squares) / float(n) + eps));
+    const v8 inverse = set1(1.0f / std::sqrt(sum_lanes(squares) / float(n) + c.eps));
+    const auto scaled = [&](v8 value, v8 weight) { return value * inverse * (weight + set1(c.plus)); };
     for (i = 0; i + LANES <= n; i += LANES)
-        store8(y + i, load8(x + i) * inverse * (load8(w + i) + set1(w_plus)));
-    if (i < n)
-        store_first(y + i,
-                    load_first(x + i, n - i) * inverse * (load_first(w + i, n - i) + set1(w_plus)),
-                    n - i);
+        store8(y + i, scaled(load8(x + i), load8(w + i)));
+    if (i < n) store_first(y + i, scaled(load_first(x + i, n - i), load_first(w + i, n - i)), n - i);
 }
 
 enum Activation : int32_t { SILU = 0, GELU_TANH = 1 };
@@ -56,29 +58,23 @@ using namespace pt;
 
 extern "C" {
 
-// Norms `groups` stretches of n values in every row (heads of a projection, or the row itself).
-// The weight is w + w_plus (Gemma stores its weights around zero).
-void pt_rms_norm(void* pool, const float* x, int64_t ldx, int64_t rows, int64_t groups, int64_t n,
-                 const float* w, float w_plus, float eps, float* y, int64_t ldy) {
-    each_row(static_cast<Pool*>(pool), rows, [&](int64_t r) {
-        for (int64_t g = 0; g < groups; g++)
-            rms_norm(x + r * ldx + g * n, w, w_plus, eps, n, y + r * ldy + g * n);
+int32_t pt_rms_norm(void* pool, const void* arguments) {
+    const NormCall& c = *static_cast<const NormCall*>(arguments);
+    each_row(static_cast<Pool*>(pool), c.rows, [&](int64_t r) {
+        for (int64_t g = 0; g < c.groups; g++) rms_norm(c, r * c.ldx + g * c.n, r * c.ldy + g * c.n);
     });
+    return 0;
 }
 
-// Rotates the first `rotary` values of every head in place by the angles of the row's position.
-// Tables are [positions, rotary / 2]. Halves pair (i, i + rotary/2); interleaved pairs (2i, 2i+1)
-// and leaves the pair's results in halves order, as the reference model does.
-void pt_rope(void* pool, float* x, int64_t ldx, int64_t rows, int64_t heads, int64_t head_stride,
-             int64_t rotary, const int32_t* positions, const float* cosines, const float* sines,
-             int32_t interleaved) {
-    const int64_t half = rotary / 2;
-    each_row(static_cast<Pool*>(pool), rows, [&](int64_t r) {
-        const float* c = cosines + int64_t(positions[r]) * half;
-        const float* s = sines + int64_t(positions[r]) * half;
-        for (int64_t h = 0; h < heads; h++) {
-            float* v = x + r * ldx + h * head_stride;
-            if (interleaved) {
+int32_t pt_rope(void* pool, const void* arguments) {
+    const RopeCall& call = *static_cast<const RopeCall*>(arguments);
+    const int64_t half = call.rotary / 2;
+    each_row(static_cast<Pool*>(pool), call.rows, [&](int64_t r) {
+        const float* c = call.cosines + int64_t(call.positions[r]) * half;
+        const float* s = call.sines + int64_t(call.positions[r]) * half;
+        for (int64_t h = 0; h < call.heads; h++) {
+            float* v = call.x + r * call.ldx + h * call.head_stride;
+            if (call.interleaved) {
                 float first[1024], second[1024];
                 for (int64_t i = 0; i < half; i++) first[i] = v[2 * i], second[i] = v[2 * i + 1];
                 for (int64_t i = 0; i < half; i++) v[i] = first[i], v[half + i] = second[i];
@@ -99,14 +95,16 @@ void pt_rope(void* pool, float* x, int64_t ldx, int64_t rows, int64_t heads, int
             }
         }
     });
+    return 0;
 }
 
-// y[r, i] = activation(x[r, i]) * x[r, n + i]: gate and up stand side by side.
-void pt_gated(void* pool, const float* x, int64_t ldx, int64_t rows, int64_t n, int32_t kind,
-              float* y, int64_t ldy) {
-    each_row(static_cast<Pool*>(pool), rows, [&](int64_t r) {
-        const float *gate = x + r * ldx, *up = gate + n;
-        float* out = y + r * ldy;
+int32_t pt_gated(void* pool, const void* arguments) {
+    const GatedCall& c = *static_cast<const GatedCall*>(arguments);
+    const int64_t n = c.n;
+    const int32_t kind = int32_t(c.kind);
+    each_row(static_cast<Pool*>(pool), c.rows, [&](int64_t r) {
+        const float *gate = c.x + r * c.ldx, *up = gate + n;
+        float* out = c.y + r * c.ldy;
         int64_t i = 0;
         for (; i + LANES <= n; i += LANES)
             store8(out + i, activate(load8(gate + i), kind) * load8(up + i));
@@ -115,5 +113,6 @@ void pt_gated(void* pool, const float* x, int64_t ldx, int64_t rows, int64_t n, 
                         activate(load_first(gate + i, n - i), kind) * load_first(up + i, n - i),
                         n - i);
     });
+    return 0;
 }
 }

@@ -48,7 +48,14 @@ def vllm_figures(order: dict[str, Any]) -> dict[str, float]:
     from vllm import LLM, SamplingParams
 
     dtype = {"fp32": "float32", "bf16": "bfloat16"}[order["dtype"]]
-    engine = LLM(model=order["model"], dtype=dtype, enable_prefix_caching=False)
+    longest = max(len(prompt) for prompts in order["batches"].values() for prompt in prompts)
+    engine = LLM(
+        model=order["model"],
+        dtype=dtype,
+        enable_prefix_caching=False,
+        max_model_len=longest + order["new"] + 16,
+        gpu_memory_utilization=0.3,  # on a CPU: of the machine's memory
+    )
     found = {}
     for batch, prompts in order["batches"].items():
         inputs = [{"prompt_token_ids": prompt} for prompt in prompts]

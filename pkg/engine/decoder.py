@@ -61,22 +61,56 @@ class Decoder:
     ) -> Floats:
         """Logits ``[len(batch.wanted), vocabulary]`` in the device's memory; ``pools`` are per page
         group. ``work`` holds intermediate rows that must outlive the step, as a captured one's."""
-        d, w = self._descriptor, self._weights
-        work = work or self._work
-        step = Step(self._device, work, batch.pages[0].positions, d.eps, d.norm_plus, d.activation)
-        x = self._device.rows_of(w.embedding, batch.tokens)
-        if d.embedding_scale != 1.0:
-            x *= np.float32(d.embedding_scale)
-        for layer, weights in enumerate(w.layers):
+        x = self.embed(batch.tokens)
+        self.advance(x, batch.pages, pools, work)
+        return self.logits(x, batch.wanted, work)
+
+    @property
+    def recordable(self) -> bool:
+        """Whether the layers are operations of the device alone, in an order that no value decides:
+        not where experts are chosen, nor where numpy adds up rows (latent attention, two norms)."""
+        d = self._descriptor
+        return (
+            isinstance(d.attention, GqaSpec)
+            and not d.sandwich_norms
+            and not any(isinstance(layer.mlp, MoeSpec) for layer in d.layers)
+        )
+
+    def embed(self, tokens: Int32s) -> Floats:
+        """Hidden rows ``[len(tokens), hidden]`` before the first layer; a new array."""
+        x = self._device.rows_of(self._weights.embedding, tokens)
+        if self._descriptor.embedding_scale != 1.0:
+            x *= np.float32(self._descriptor.embedding_scale)
+        return x
+
+    def advance(
+        self,
+        x: Floats,
+        pages: Sequence[RaggedBatch],
+        pools: Sequence[Sequence[PagePool]],
+        work: Workspace | None = None,
+    ) -> None:
+        """All layers over hidden rows, in place; their K and V are in the pages afterwards."""
+        step = self._step(pages[0].positions, work)
+        for layer, weights in enumerate(self._weights.layers):
             group, index = self._places[layer]
-            self._attend(step, layer, weights, x, index, pools[group], batch.pages[group])
+            self._attend(step, layer, weights, x, index, pools[group], pages[group])
             self._feed_forward(step, layer, weights, x)
-        last = step.norm("final", self._device.take(x, batch.wanted), w.final_norm)
-        logits = self._device.empty(len(batch.wanted), d.vocabulary)
+
+    def logits(self, x: Floats, wanted: Int32s, work: Workspace | None = None) -> Floats:
+        """Logits of some rows after the last layer."""
+        d, w = self._descriptor, self._weights
+        step = self._step(wanted, work)
+        last = step.norm("final", self._device.take(x, wanted), w.final_norm)
+        logits = self._device.empty(len(wanted), d.vocabulary)
         self._device.linear(last, w.output, logits)
         if d.logit_cap:
             self._device.soft_cap(logits, d.logit_cap)
         return logits
+
+    def _step(self, positions: Int32s, work: Workspace | None) -> Step:
+        d = self._descriptor
+        return Step(self._device, work or self._work, positions, d.eps, d.norm_plus, d.activation)
 
     def _attend(
         self,

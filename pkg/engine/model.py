@@ -18,6 +18,7 @@ from pagetrail.catalog import identity
 from pagetrail.catalog.errors import BadInputError
 from pagetrail.catalog.layout import StateLayout
 from pagetrail.kernels.abi import Floats, Int32s, Storage
+from pagetrail.kernels.cpu import CpuDevice
 from pagetrail.kernels.cpu_open import open_cpu
 from pagetrail.kernels.device import StepDevice
 from pagetrail.kernels.plan import Cut, SequenceRows, plan
@@ -31,6 +32,7 @@ from .decoder import Batch, Decoder
 from .descriptor import MlaSpec, ModelDescriptor
 from .families import describe
 from .model_weights import load_weights
+from .recorded_steps import RecordedSteps
 from .state_layout import state_layout
 from .tokenizer import ModelTokenizer
 from .weights import open_model
@@ -98,6 +100,7 @@ class EngineModel:
         arena: Arena,
         notice: str | None,
         card: CardSteps | None = None,
+        recorded: RecordedSteps | None = None,
     ) -> None:
         self.facts = facts
         self.arena = arena
@@ -105,6 +108,7 @@ class EngineModel:
         self._device = device
         self._decoder = decoder
         self._card = card
+        self._recorded = recorded
         self._fingerprint = identity.fingerprint(facts.compatibility)
 
     @property
@@ -156,6 +160,8 @@ class EngineModel:
         batch = Batch(tokens, pages, np.concatenate(wanted))
         if self._card is not None:
             return self._device.fetch(self._card.forward(batch))
+        if self._recorded is not None:
+            return self._recorded.forward(batch)
         return self._decoder.forward(batch, self.arena.pools)
 
     def copy_page(self, source: int, target: int, group: int = 0) -> None:
@@ -241,7 +247,10 @@ def assemble(
     layers = [group.layers for group in groups]
     if options.card is None:
         decoder = Decoder(device, descriptor, weights, layers, facts.context)
-        return EngineModel(facts, device, decoder, arena, notice)
+        recorded = None
+        if isinstance(device, CpuDevice) and decoder.recordable:
+            recorded = RecordedSteps(device, decoder, arena)
+        return EngineModel(facts, device, decoder, arena, notice, recorded=recorded)
     decoder = Decoder(device, descriptor, weights, layers, facts.context, moe_mlp_on_card)
     steps = CardSteps(cast(CardDevice, device), decoder, arena, facts.context, _heads(descriptor))
     return EngineModel(facts, device, decoder, arena, notice, steps)

@@ -1,0 +1,159 @@
+// Lines (query rows of heads that share a KV head) against keys and values as they lie in pages.
+//
+//   score  s[line][key] = sum over i of q[line][i] k[key][i]: eight sums side by side, lane l over
+//          i = l, l + 8, ... in rising order, then the lanes in the fixed tree of sum_lanes
+//   weigh  o[line] += p[line][key] v[key], key by key in rising order, one rounding a step
+//
+// Blocks of lines and keys only decide what is held in registers; no order of a sum depends on
+// them, so a line has the same bits beside any other lines and any other keys.
+
+#pragma once
+
+#include <algorithm>
+
+#include "storage.h"
+
+namespace pt {
+
+constexpr int64_t KEYS_AT_ONCE = 16, VALUES_AT_ONCE = 4;
+
+// Rows of up to KEYS_AT_ONCE keys in each of two slabs; `second_width` 0 says there is but one.
+template <class S>
+struct Keys {
+    const typename S::T *const *first, *const *second;
+    int64_t first_width, second_width;
+};
+
+// The first n of eight elements, zeros after them.
+template <class S>
+inline v8 widen_first(const typename S::T* p, int64_t n) {
+    v8 x = set1(0.0f);
+    for (int64_t i = 0; i < n; i++) x[i] = S::load(p[i]);
+    return x;
+}
+
+template <class S>
+inline void widen(const typename S::T* from, int64_t width, float* to) {
+    int64_t i = 0;
+    for (; i + LANES <= width; i += LANES) store8(to + i, S::load8(from + i));
+    for (; i < width; i++) to[i] = S::load(from[i]);
+}
+
+// sum_lanes of eight vectors at once; result lane i is that of r[i].
+inline v8 sum_lanes_of_8(const v8 r[8]) {
+    v8 quarters[4], pairs[2];
+    for (int i = 0; i < 4; i++)
+        quarters[i] = __builtin_shufflevector(r[i], r[i + 4], 0, 1, 2, 3, 8, 9, 10, 11) +
+                      __builtin_shufflevector(r[i], r[i + 4], 4, 5, 6, 7, 12, 13, 14, 15);
+    for (int i = 0; i < 2; i++)
+        pairs[i] = __builtin_shufflevector(quarters[i], quarters[i + 2], 0, 1, 8, 9, 4, 5, 12, 13) +
+                   __builtin_shufflevector(quarters[i], quarters[i + 2], 2, 3, 10, 11, 6, 7, 14, 15);
+    return __builtin_shufflevector(pairs[0], pairs[1], 0, 8, 2, 10, 4, 12, 6, 14) +
+           __builtin_shufflevector(pairs[0], pairs[1], 1, 9, 3, 11, 5, 13, 7, 15);
+}
+
+// L lines times N keys, L * N <= 8. Not inlined: alone, everything it needs stays in registers.
+template <class S, int L, int N>
+[[gnu::noinline]] void score_block(const Keys<S>& keys, int64_t key, const float* q, int64_t ldq, float* out,
+                        int64_t ldo) {
+    v8 sums[L * N];
+#pragma GCC unroll 8
+    for (int i = 0; i < L * N; i++) sums[i] = set1(0.0f);
+    const auto slab = [&](const typename S::T* const* all, int64_t width, const float* at) {
+        const typename S::T* rows[N];
+        for (int n = 0; n < N; n++) rows[n] = all[key + n];
+        const int64_t whole = width / LANES * LANES;
+        for (int64_t i = 0; i < whole; i += LANES) {
+            v8 k[N];
+            for (int n = 0; n < N; n++) k[n] = S::load8(rows[n] + i);
+            for (int l = 0; l < L; l++) {
+                const v8 x = load8(at + l * ldq + i);
+                for (int n = 0; n < N; n++) sums[l * N + n] = fma8(x, k[n], sums[l * N + n]);
+            }
+        }
+        if (whole == width) return;
+        for (int n = 0; n < N; n++) {
+            const v8 k = widen_first<S>(rows[n] + whole, width - whole);
+            for (int l = 0; l < L; l++)
+                sums[l * N + n] =
+                    fma8(load_first(at + l * ldq + whole, width - whole), k, sums[l * N + n]);
+        }
+    };
+    slab(keys.first, keys.first_width, q);
+    if (keys.second_width) slab(keys.second, keys.second_width, q + keys.first_width);
+    v8 padded[8];
+    for (int i = 0; i < 8; i++) padded[i] = i < L * N ? sums[i] : set1(0.0f);
+    const v8 scores = sum_lanes_of_8(padded);
+    float flat[8];
+    store8(flat, scores);
+    for (int l = 0; l < L; l++) std::memcpy(out + l * ldo + key, flat + l * N, N * sizeof(float));
+}
+
+template <class S, int L>
+inline void score_keys(const Keys<S>& keys, int64_t count, const float* q, int64_t ldq, float* out,
+                       int64_t ldo) {
+    constexpr int N = 8 / L;
+    int64_t key = 0;
+    for (; key + N <= count; key += N) score_block<S, L, N>(keys, key, q, ldq, out, ldo);
+    for (; key < count; key++) score_block<S, L, 1>(keys, key, q, ldq, out, ldo);
+}
+
+// out[line][key] for `count` keys; queries lie `ldq` apart and hold both slabs' elements.
+template <class S>
+inline void score_lines(const Keys<S>& keys, int64_t count, const float* q, int64_t ldq,
+                        int64_t lines, float* out, int64_t ldo) {
+    for (; lines >= 4; lines -= 4, q += 4 * ldq, out += 4 * ldo)
+        score_keys<S, 4>(keys, count, q, ldq, out, ldo);
+    if (lines == 3) return score_keys<S, 3>(keys, count, q, ldq, out, ldo);
+    if (lines == 2) return score_keys<S, 2>(keys, count, q, ldq, out, ldo);
+    if (lines == 1) score_keys<S, 1>(keys, count, q, ldq, out, ldo);
+}
+
+template <class S, int L, int N>
+inline void weigh_block(const typename S::T* const* rows, int64_t width, const float* p,
+                        int64_t ldp, float* o, int64_t ldo) {
+    v8 weights[L][N];
+    for (int l = 0; l < L; l++)
+        for (int n = 0; n < N; n++) weights[l][n] = set1(p[l * ldp + n]);
+    const auto columns = [&](int64_t i, const v8* v) {
+        for (int l = 0; l < L; l++) {
+            v8 sum = load8(o + l * ldo + i);
+            for (int n = 0; n < N; n++) sum = fma8(weights[l][n], v[n], sum);
+            store8(o + l * ldo + i, sum);
+        }
+    };
+    const int64_t whole = width / LANES * LANES;
+    v8 v[N];
+    for (int64_t i = 0; i < whole; i += LANES) {
+        for (int n = 0; n < N; n++) v[n] = S::load8(rows[n] + i);
+        columns(i, v);
+    }
+    if (whole == width) return;
+    for (int n = 0; n < N; n++) v[n] = widen_first<S>(rows[n] + whole, width - whole);
+    columns(whole, v);
+}
+
+// `count` keys, at most VALUES_AT_ONCE. o is padded to whole vectors; what lies past `width` stays.
+template <class S>
+inline void weigh_lines(const typename S::T* const* rows, int64_t count, int64_t width,
+                        const float* p, int64_t ldp, float* o, int64_t ldo, int64_t lines) {
+    for (int64_t line = 0; line < lines; line += 2) {
+        const float* weights = p + line * ldp;
+        float* out = o + line * ldo;
+        const bool pair = line + 1 < lines;
+        if (count == VALUES_AT_ONCE) {
+            if (pair)
+                weigh_block<S, 2, VALUES_AT_ONCE>(rows, width, weights, ldp, out, ldo);
+            else
+                weigh_block<S, 1, VALUES_AT_ONCE>(rows, width, weights, ldp, out, ldo);
+            continue;
+        }
+        for (int64_t n = 0; n < count; n++)
+            if (pair)
+                weigh_block<S, 2, 1>(rows + n, width, weights + n, ldp, out, ldo);
+            else
+                weigh_block<S, 1, 1>(rows + n, width, weights + n, ldp, out, ldo);
+    }
+}
+
+}  // namespace pt
