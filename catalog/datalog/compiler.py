@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from pagetrail.catalog.datalog.check import check, in_order
+from pagetrail.catalog.datalog.demand import on_demand
 from pagetrail.catalog.datalog.errors import DatalogError, Diagnostic
 from pagetrail.catalog.datalog.infer import Types, infer
 from pagetrail.catalog.datalog.model import (
@@ -96,6 +97,11 @@ def compile_query(
     components, unstratified = stratify(program)
     if findings or unstratified:
         raise DatalogError([*findings, *unstratified])
+    asked = on_demand(program, components)
+    if asked is not program:
+        program = asked
+        types, _ = infer(program, schema, types.parameters)
+        components, _ = stratify(program)
     return _Compiler(program, schema, types, as_of).query(components)
 
 
