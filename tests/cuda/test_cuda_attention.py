@@ -81,20 +81,6 @@ def test_mla_of_full_size_agrees_with_float64(device: EmulatedDevice) -> None:
     check(Paged(((1, 300), (2, 70)), kv_heads=1, group=16, width=512, rotary=64), device)
 
 
-@pytest.mark.parametrize("group", [5, 6, 7, 16])
-def test_groups_that_do_not_fill_a_tile_agree_with_float64(
-    device: EmulatedDevice, group: int
-) -> None:
-    check(replace(MIXED, group=group, kv_heads=1), device)
-
-
-@pytest.mark.parametrize("window", [127, 128, 129])
-def test_a_window_holds_the_row_itself_and_the_keys_before_it(
-    device: EmulatedDevice, window: int
-) -> None:
-    check(Paged(((1, 128), (3, 129), (4, 400)), window=window), device)
-
-
 def test_the_bits_of_a_row_do_not_depend_on_the_shape_of_the_step(device: EmulatedDevice) -> None:
     whole = Paged(((70, 700),), group=3, rows_per_item=64)
     out, lse = run(whole, device)
@@ -112,14 +98,6 @@ def test_the_bits_of_a_row_do_not_depend_on_the_shape_of_the_step(device: Emulat
     neighbours = replace(whole, sequences=((70, 700), (1, 900), (33, 33)))
     got_out, got_lse = run(neighbours, device)
     assert bits((got_out[:70], got_lse[:70])) == expected
-
-
-def test_chunked_prefill_gives_the_bits_of_one_prefill(device: EmulatedDevice) -> None:
-    whole = run(Paged(((300, 300),), rows_per_item=32), device)
-    for end in (100, 256, 300):
-        start = max(0, end - 100)
-        out, lse = run(Paged(((end - start, end),), rows_per_item=32), device)
-        assert bits((out, lse)) == bits((whole[0][start:end], whole[1][start:end]))
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
@@ -141,22 +119,6 @@ def test_queries_of_zero_give_the_mean_of_the_values(device: EmulatedDevice) -> 
     want_out, _ = filled.oracle()
     assert relative_error(out, want_out) < 1e-3
     assert lse[0, 0] == pytest.approx(np.log2(200), abs=1e-5)
-
-
-def test_a_nan_after_the_last_row_of_a_page_does_not_reach_the_output(
-    device: EmulatedDevice,
-) -> None:
-    out, lse = run(Paged(((1, 13),), page_tokens=4), device)
-    assert np.isfinite(out).all()
-    assert np.isfinite(lse).all()
-
-
-def test_a_row_that_sees_no_key_gives_zero_and_minus_infinity(device: EmulatedDevice) -> None:
-    filled = fill(Paged(((1, 5),), group=1, kv_heads=1), device)
-    filled.batch.items[0, 4] = filled.batch.items[0, 3]  # no keys are left to the item
-    out, lse = filled.run()
-    assert (out == 0).all()
-    assert (lse == -np.inf).all()
 
 
 def test_a_plan_for_few_rows_replays_with_a_longer_sequence(device: EmulatedDevice) -> None:

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from coded_device import CodedDevice
 from paged_cases import REFERENCE_TOLERANCE, Paged, bits, check, matrix, run
-from sparse_pools import far_equals_near
 
 from pagetrail.kernels.abi import SlabSpec, Storage
 from pagetrail.kernels.cuda.codes import Code, CodedSlab
@@ -133,14 +132,6 @@ def test_the_reference_kernel_agrees_with_float64(architecture: str) -> None:
     check(case, plain, REFERENCE_TOLERANCE)
     for code in Code:
         check(replace(case, storage=Storage.F32), CodedDevice(plain, code), REFERENCE_TOLERANCE)
-
-
-@nvrtc
-@pytest.mark.slow
-def test_offsets_past_two_to_the_thirty_one_and_thirty_two_are_exact(
-    device: EmulatedDevice,
-) -> None:
-    assert far_equals_near(device)
 
 
 @nvrtc
