@@ -1,9 +1,9 @@
 """The replica's own account of its rows, so that rows lost quietly are noticed when it is opened.
 
 For each table: how many rows there are and the exclusive-or of their hashes; for tables whose rows
-end also how many have and the exclusive-or over (from, to) of those. Written in the transaction that
-writes the rows. DuckDB's hash may change between versions; a replica written by another version is
-rebuilt anyway.
+end also how many have and the exclusive-or over (from, to) of those. Written in the transaction
+that writes the rows. DuckDB's hash may change between versions; a replica written by another
+version is rebuilt anyway.
 """
 
 from __future__ import annotations

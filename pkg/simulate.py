@@ -115,7 +115,7 @@ def _without(settings: SimSettings, step: int) -> SimSettings | None:
 def _verified(report: SimReport, frames: list[Frame], directory: Path) -> SimReport:
     log = log_directory(directory)
     log.mkdir(parents=True, exist_ok=True)
-    segment = log / segment_name(0)
+    segment = log / segment_name(0, 1)
     header = encode_segment_header(SegmentHeader(1, LOG_START))
     segment.write_bytes(header + b"".join(frame.raw for frame in frames))
     verdict = verify(directory, processes=1)

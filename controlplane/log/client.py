@@ -302,6 +302,10 @@ class FactClient:
                 self._spool.forget(freed)
             self._spool.remove(freed)
 
+    def welcomed(self, log_id: bytes) -> None:
+        with self._changed:
+            self._spool.belongs_to(log_id)
+
     def resolved(self, spans: tuple[wire.AnswerSpan, ...]) -> None:
         with self._changed:
             for span in spans:

@@ -3,8 +3,8 @@
 Every row carries the envelope, so a table can be read on its own by any tool; the body's fields
 become typed columns under the names of the kind's struct. A body that has not its kind's form, or
 that its columns would not give back byte for byte, or of a kind this build does not know, is kept
-whole in the column ``body`` instead. How columns become bodies again stands in the manifest, so reading
-them back needs no table of kinds.
+whole in the column ``body`` instead. How columns become bodies again stands in the manifest, so
+reading them back needs no table of kinds.
 """
 
 from __future__ import annotations

@@ -8,19 +8,18 @@ nor the kernel's idea of it can be trusted. It never touches a socket.
 
 from __future__ import annotations
 
-import bisect
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
 from pagetrail.catalog.errors import BadInputError, PagetrailError
-from pagetrail.controlplane.log.books import spans_of_frame
+from pagetrail.controlplane.log.archive import ActiveSegment, Archive
 from pagetrail.controlplane.log.clock import Clock, WallClock
 from pagetrail.controlplane.log.errors import LogBehindError, WriterStoppedError
 from pagetrail.controlplane.log.files import Files, OsFiles, write_all
 from pagetrail.controlplane.log.frames import CHAIN_START, Frame
 from pagetrail.controlplane.log.limits import MESSAGE_BYTES_MAX, LogLimits, check_limits
-from pagetrail.controlplane.log.recovery import Place, recover
+from pagetrail.controlplane.log.recovery import recover
+from pagetrail.controlplane.log.segment_index import IndexBuilder, index_name, write_index
 from pagetrail.controlplane.log.segments import (
     SegmentHeader,
     encode_segment_header,
@@ -41,13 +40,8 @@ from pagetrail.controlplane.log.slots import (
     slot_name,
     take_epoch,
 )
-from pagetrail.controlplane.log.stretches import (
-    durable_frames,
-    frames_of_sealed,
-    list_stretches,
-)
 from pagetrail.controlplane.log.transactions import decode_transactions
-from pagetrail.controlplane.log.wire import AnswerSpan, SegmentEntry, cut_span
+from pagetrail.controlplane.log.wire import AnswerSpan, SegmentEntry
 
 
 class Committer:
@@ -60,7 +54,6 @@ class Committer:
         self,
         log: Path,
         sequencer: Sequencer,
-        places: list[Place],
         slots: SlotStore,
         lock: DirectoryLock | None,
         *,
@@ -70,17 +63,16 @@ class Committer:
     ) -> None:
         self._log = log
         self._sequencer = sequencer
-        self._places = places
+        self._archive = Archive(log)
+        self._builder = IndexBuilder(sequencer.position, limits.index_stride_bytes)
+        self._index_path: Path | None = None
         self._slots = slots
         self._lock = lock
         self._limits = limits
         self._clock = clock
         self._files = files
         self._descriptor: int | None = None
-        self._segment_first_seq = 0
         self._segment_bytes = 0
-        self._since_place_bytes = limits.index_stride_bytes
-        self._rebuilt: tuple[Path, list[Frame]] | None = None
         self._stopped: str | None = None
         self.head = sequencer.position
         self.frames = 0
@@ -96,6 +88,11 @@ class Committer:
     @property
     def registers(self) -> int:
         return self._sequencer.registers
+
+    @property
+    def active(self) -> ActiveSegment:
+        """Where frames lie in the segment that is written; other threads may read it too."""
+        return ActiveSegment(self._builder.start.next_seq, self._builder.places)
 
     @property
     def gathered_bytes(self) -> int:
@@ -143,7 +140,8 @@ class Committer:
         except PagetrailError as error:
             self._stopped = str(error)
             raise
-        self._remember(frame)
+        self._builder.add(frame, self._segment_bytes)
+        self._segment_bytes += len(frame.raw)
         self.head = self._sequencer.position
         self.frames += 1
         return frame
@@ -161,7 +159,8 @@ class Committer:
         )
         if missing is None:
             return spans
-        return self._scan_answers(client, client_epoch, *missing) + spans
+        older = self._archive.answers(client, client_epoch, *missing, self.head.next_seq)
+        return older + spans
 
     def check_witness(self, head: int, chain: bytes) -> None:
         """``LogBehindError`` when a position that was acknowledged is not in this log."""
@@ -181,33 +180,9 @@ class Committer:
         )
         raise LogBehindError(self._stopped)
 
-    def read(self, from_seq: int, max_bytes: int) -> list[Frame]:
-        """Durable frames from the one that holds ``from_seq`` on, at least one, until max_bytes.
-
-        ``BadInputError`` when ``from_seq`` is no longer kept.
-        """
-        found: list[Frame] = []
-        size_bytes = 0
-        if from_seq >= self.head.next_seq:
-            return found
-        place = self._place_of(from_seq)
-        for frame in self._frames_from(place):
-            if frame.next_seq <= from_seq:
-                continue
-            found.append(frame)
-            size_bytes += len(frame.raw)
-            if size_bytes >= max_bytes or frame.next_seq >= self.head.next_seq:
-                break
-        return found
-
     def segments(self) -> list[SegmentEntry]:
         """The stretches a new reader starts from, the sealed ones by the name of their place."""
-        items = list_stretches(self._log).items
-        ends = [item.first_seq for item in items[1:]] + [self.head.next_seq]
-        return [
-            SegmentEntry(item.first_seq, end, item.path.name if item.sealed else "")
-            for item, end in zip(items, ends, strict=True)
-        ]
+        return self._archive.segments(self.head.next_seq)
 
     def close(self) -> None:
         """Release the files and the lock. Gathered and uncommitted messages are dropped."""
@@ -229,9 +204,12 @@ class Committer:
         if self._descriptor is not None:
             self._files.close(self._descriptor)
             self._descriptor = None
-        path = self._log / segment_name(frame.first_seq)
-        header = encode_segment_header(SegmentHeader(frame.header.writer_epoch, self.head))
-        temporary = path.with_name(f"{path.name}.{frame.header.writer_epoch}.tmp")
+        if self._index_path is not None:
+            write_index(self._files, self._index_path, self._builder.index())
+        writer_epoch = frame.header.writer_epoch
+        path = self._log / segment_name(frame.first_seq, writer_epoch)
+        header = encode_segment_header(SegmentHeader(writer_epoch, self.head))
+        temporary = path.with_name(f"{path.name}.tmp")
         with suppress(FileNotFoundError):
             self._files.unlink(temporary)  # a creation that a crash cut short
         descriptor = self._files.open_append(temporary)
@@ -240,68 +218,17 @@ class Committer:
         self._files.fdatasync(descriptor)
         self._files.replace(temporary, path)
         self._files.sync_directory(self._log)
-        self._segment_first_seq = frame.first_seq
+        self._index_path = self._log / index_name(frame.first_seq, writer_epoch)
+        self._builder = IndexBuilder(self.head, self._limits.index_stride_bytes)
         self._segment_bytes = len(header)
-        self._since_place_bytes = self._limits.index_stride_bytes
         return descriptor
 
-    def _remember(self, frame: Frame) -> None:
-        if self._since_place_bytes >= self._limits.index_stride_bytes:
-            self._places.append(
-                Place(frame.first_seq, self._segment_first_seq, self._segment_bytes)
-            )
-            self._since_place_bytes = 0
-        self._segment_bytes += len(frame.raw)
-        self._since_place_bytes += len(frame.raw)
-
-    def _place_of(self, seq: int) -> Place:
-        index = bisect.bisect_right(self._places, seq, key=lambda place: place.first_seq) - 1
-        if index < 0:
-            raise BadInputError(
-                f"seq {seq} lies before the first that this log keeps "
-                f"({self._places[0].first_seq if self._places else 0})"
-            )
-        return self._places[index]
-
-    def _frames_from(self, place: Place) -> Iterator[Frame]:
-        return durable_frames(
-            self._log, place.segment_first_seq, place.offset_bytes, self._read_sealed
-        )
-
-    def _read_sealed(self, path: Path) -> list[Frame]:
-        """Frames of a sealed segment. The last one rebuilt is kept: a reader fetches on and on."""
-        if self._rebuilt is None or self._rebuilt[0] != path:
-            self._rebuilt = (path, list(frames_of_sealed(path)))
-        return self._rebuilt[1]
-
     def _chain_at(self, head: int) -> bytes | None:
-        """Chain value where ``head`` is the next seq; None when that is no longer kept."""
+        """Chain value where ``head`` is the next seq, empty when no frame ends there; None when
+        that is no longer kept."""
         if head == self.head.next_seq:
             return self.head.chain
-        if not self._places or head < self._places[0].first_seq:
-            return None
-        place = self._place_of(head)
-        for frame in self._frames_from(place):
-            if frame.first_seq >= head:
-                return frame.header.previous_chain if frame.first_seq == head else b""
-        return b""
-
-    def _scan_answers(
-        self, client: str, client_epoch: int, first_client_seq: int, count: int
-    ) -> list[AnswerSpan]:
-        end = first_client_seq + count
-        found: list[AnswerSpan] = []
-        for place_frame in self._frames_from(self._places[0]):
-            for owner, epoch, span in spans_of_frame(place_frame):
-                if (owner, epoch) != (client, client_epoch):
-                    continue
-                low = max(first_client_seq, span.first_client_seq)
-                high = min(end, span.first_client_seq + span.count)
-                if low < high:
-                    found.append(cut_span(span, low, high - low))
-                if high == end:
-                    return found
-        return found
+        return self._archive.chain_at(head, self.head.next_seq, self.active)
 
 
 def open_committer(
@@ -329,14 +256,13 @@ def open_committer(
         # A writer holds the lock of its own epoch's slot for as long as it lives.
         DirectoryLock(epochs / slot_name(newest), "a writer").release()
     writer_epoch = take_epoch(slots, 0)
-    sequencer, places = recover(log, limits, files)
+    sequencer = recover(log, limits, files)
     if writer_epoch <= sequencer.writer_epoch:
         writer_epoch = take_epoch(slots, sequencer.writer_epoch)
     lock = DirectoryLock(epochs / slot_name(writer_epoch), "a writer", wait=True)
     committer = Committer(
         log,
         sequencer,
-        places,
         slots,
         lock,
         limits=limits,

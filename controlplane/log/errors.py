@@ -25,6 +25,10 @@ class LogBehindError(PagetrailError):
     """The log ends before, or differs at, a position that was acknowledged: data was lost."""
 
 
+class OtherLogError(PagetrailError):
+    """A client's spool belongs to another log than the one it connected to."""
+
+
 class ClientRefusedError(PagetrailError):
     """The writer will never take what this client sends; its message says why."""
 

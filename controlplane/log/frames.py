@@ -31,6 +31,7 @@ CHAIN_START = bytes(32)
 # magic, version, flags, body_bytes, body_crc, fact_count, transaction_count, writer_epoch,
 # first_seq, t_us, previous_chain; then the CRC-32C of all these.
 _FIELDS = struct.Struct("<4sHHIIIIQQq32s")
+_EXTENT = struct.Struct("<IIIIQQ")
 _CRC = struct.Struct("<I")
 HEADER_BYTES = _FIELDS.size + _CRC.size
 
@@ -45,6 +46,9 @@ class RunOutline(msgspec.Struct, frozen=True, array_like=True):
     client_epoch: int
     transactions: msgspec.Raw
 
+
+_RUN_HEAD_BYTES = 15
+"""The longest head of a run: an array's length, an array of four, a client_seq."""
 
 _OUTLINE_DECODER = msgspec.msgpack.Decoder(tuple[RunOutline, ...])
 
@@ -208,6 +212,27 @@ def decode_header(data: bytes, offset: int) -> FrameHeader | None:
     return FrameHeader(*fields)
 
 
+@dataclass(frozen=True, slots=True)
+class FrameSpan:
+    """How many bytes a stored frame takes, and which facts it holds."""
+
+    size_bytes: int
+    first_seq: int
+    next_seq: int
+
+
+def frame_span(data: bytes, offset: int) -> FrameSpan | None:
+    """What the header at ``offset`` says of its frame's extent; None when no header lies there.
+
+    Nothing is checked but the magic: for bytes that are known to be whole, and are checked where
+    they arrive.
+    """
+    if len(data) < offset + HEADER_BYTES or data[offset : offset + 4] != MAGIC:
+        return None
+    body_bytes, _, facts, _, _, first_seq = _EXTENT.unpack_from(data, offset + 8)
+    return FrameSpan(HEADER_BYTES + body_bytes, first_seq, first_seq + facts)
+
+
 def decode_frame(raw: bytes) -> Frame:
     """A whole frame, checked. ``CorruptionError`` says which check failed."""
     header = decode_header(raw, 0)
@@ -249,6 +274,21 @@ def outline_runs(header: FrameHeader, body: bytes | memoryview) -> tuple[RunOutl
         raise CorruptionError(
             f"body of the frame at seq {header.first_seq} does not decode: {error}"
         ) from error
+
+
+def run_range(run: RunOutline) -> tuple[int, int]:
+    """(first client_seq, number of transactions) without decoding the transactions."""
+    encoded = bytes(memoryview(run.transactions)[:_RUN_HEAD_BYTES])
+    count = array_length(encoded)
+    at = 1 if count < 16 else 3 if count < 65_536 else 5
+    # encoded[at] opens the first transaction, an array of 4 whose first item is its client_seq
+    tag = encoded[at + 1]
+    if tag < 0x80:
+        return tag, count
+    width = {0xCC: 1, 0xCD: 2, 0xCE: 4, 0xCF: 8}.get(tag)
+    if encoded[at] != 0x94 or width is None:
+        raise CorruptionError(f"a run of client {run.client} does not start with a transaction")
+    return int.from_bytes(encoded[at + 2 : at + 2 + width], "big"), count
 
 
 def transactions_of(

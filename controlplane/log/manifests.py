@@ -17,8 +17,8 @@ from pagetrail.controlplane.log.frames import LogPosition
 from pagetrail.controlplane.log.sequencer import SequencerState
 
 SEALED_VERSION = 2
-_MANIFEST = "manifest.json"
-_STATE = "sealed-state"
+MANIFEST_NAME = "manifest.json"
+_STATE = "base-state"
 _RETENTION = "retention.json"
 _DIGEST_BYTES = 32
 
@@ -103,13 +103,15 @@ def sealed_name(first_seq: int) -> str:
 def write_manifest(directory: Path, manifest: SealedManifest, files: Files) -> None:
     """Make a manifest durable; to write after the files it names."""
     text = msgspec.json.format(msgspec.json.encode(manifest), indent=1)
-    write_durable(files, directory / _MANIFEST, text)
+    write_durable(files, directory / MANIFEST_NAME, text)
 
 
 def read_manifest(directory: Path) -> SealedManifest:
     """The manifest of a sealed segment. ``CorruptionError`` when it cannot be used."""
     try:
-        manifest = msgspec.json.decode((directory / _MANIFEST).read_bytes(), type=SealedManifest)
+        manifest = msgspec.json.decode(
+            (directory / MANIFEST_NAME).read_bytes(), type=SealedManifest
+        )
     except (OSError, msgspec.MsgspecError) as error:
         raise CorruptionError(f"{directory.name}: no usable manifest: {error}") from error
     if manifest.version != SEALED_VERSION:
@@ -124,14 +126,14 @@ def read_manifest(directory: Path) -> SealedManifest:
     return manifest
 
 
-def write_sealed_state(log: Path, state: SequencerState, files: Files) -> None:
-    """Keep, durably, what a writer must know of everything before a position."""
+def write_base_state(log: Path, state: SequencerState, files: Files) -> None:
+    """Keep, durably, what a writer must know of everything that is removed before a position."""
     encoded = msgspec.msgpack.encode(state)
     write_durable(files, log / _STATE, hashlib.sha256(encoded).digest() + encoded)
 
 
-def read_sealed_state(log: Path) -> SequencerState | None:
-    """The kept state, None when nothing was sealed. ``CorruptionError`` when it is damaged."""
+def read_base_state(log: Path) -> SequencerState | None:
+    """The kept state, None when nothing was removed. ``CorruptionError`` when it is damaged."""
     try:
         data = (log / _STATE).read_bytes()
     except FileNotFoundError:
@@ -139,8 +141,7 @@ def read_sealed_state(log: Path) -> SequencerState | None:
     digest, encoded = data[:_DIGEST_BYTES], data[_DIGEST_BYTES:]
     if hashlib.sha256(encoded).digest() != digest:
         raise CorruptionError(
-            f"{log / _STATE}: fails its checksum; restore it, or remove it and let the writer "
-            "read the sealed segments (when none was removed by retention)"
+            f"{log / _STATE}: fails its checksum; restore it: what it stands for was removed"
         )
     return msgspec.msgpack.decode(encoded, type=SequencerState)
 

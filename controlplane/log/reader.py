@@ -19,6 +19,7 @@ from pagetrail.controlplane.log.frames import (
     Frame,
     LogPosition,
 )
+from pagetrail.controlplane.log.segment_index import IndexCheck
 from pagetrail.controlplane.log.segments import Ending, SegmentScan, log_directory
 from pagetrail.controlplane.log.stretches import (
     Stretch,
@@ -141,6 +142,7 @@ class LogWalk:
         self._position = stretches.start
         for index, stretch in enumerate(stretches.items):
             yield from self._stretch(stretch, stretches.until(index))
+        self._fenced_bytes += sum(path.stat().st_size for path in stretches.superseded)
 
     def report(self, problem: str | None) -> VerifyReport:
         """What was counted so far."""
@@ -164,9 +166,12 @@ class LogWalk:
                 f"it ends at seq {self._position.next_seq} or with another chain value"
             )
         self._segments += 1
+        index = IndexCheck(stretch.index_path, stretch.start)
         if stretch.sealed:
             for frame in stretch_frames(stretch, until):
                 yield frame, self._place(frame, f"{stretch.path.name} seq {frame.first_seq}")
+                index.add(frame)
+            index.check()
             return
         name = stretch.path.name
         data = stretch.path.read_bytes()
@@ -174,6 +179,9 @@ class LogWalk:
         for frame in scan:
             place = f"{name} offset {scan.offset_bytes - len(frame.raw)}"
             yield frame, self._place(frame, place)
+            index.add(frame)
+        if until is not None:
+            index.check()
         if scan.end is not None:
             left = len(data) - scan.end.offset_bytes
             if scan.end.ending is Ending.TORN:

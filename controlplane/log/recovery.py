@@ -1,89 +1,108 @@
 """Recovery: from the files of a log to the state of a writer that continues it.
 
-Sealed segments are taken from the state file that stands for them; the active ones are scanned,
-every checksum and the chain included. Only a torn tail is ever cut.
+Closed segments are taken from their indexes, sealed ones from those in their directories; what
+retention removed, from the state file that stands for it. Of the two newest segments those in the
+active form, and any segment whose index is not to be used, are walked: every checksum and the
+chain. So the answers to what clients may send again are known, and a torn tail is found; only that
+is ever cut.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from pagetrail.catalog.errors import CorruptionError
 from pagetrail.controlplane.log.files import Files
-from pagetrail.controlplane.log.frames import Frame, LogPosition
+from pagetrail.controlplane.log.frames import LogPosition
 from pagetrail.controlplane.log.limits import LogLimits
-from pagetrail.controlplane.log.manifests import read_sealed_state
+from pagetrail.controlplane.log.manifests import read_base_state
+from pagetrail.controlplane.log.segment_index import IndexBuilder, write_index
 from pagetrail.controlplane.log.segments import Ending, SegmentScan
-from pagetrail.controlplane.log.sequencer import Sequencer
-from pagetrail.controlplane.log.stretches import Stretch, list_stretches, stretch_frames
+from pagetrail.controlplane.log.sequencer import RecentFrames, Sequencer
+from pagetrail.controlplane.log.stretches import Stretch, Stretches, list_stretches, stretch_frames
+
+_WALKED_SEGMENTS = 2
+"""The newest segments are walked, so that at least one whole one is."""
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where a frame starts: its first ``seq``, its segment's, and the offset there."""
-
-    first_seq: int
-    segment_first_seq: int
-    offset_bytes: int
-
-
-def recover(log: Path, limits: LogLimits, files: Files) -> tuple[Sequencer, list[Place]]:
-    """Fold a log into a sequencer and find places in it; a torn tail is cut, durably.
+def recover(log: Path, limits: LogLimits, files: Files) -> Sequencer:
+    """Fold a log into a sequencer; a torn tail is cut, durably.
 
     What a killed writer wrote and did not sync is made durable too: its transactions will be
-    answered as taken. ``CorruptionError`` for any other damage: nothing is changed then.
+    answered as taken. ``CorruptionError`` for any other damage: nothing is changed then, except
+    that indexes are written for what was walked.
     """
-    places: list[Place] = []
     stretches = list_stretches(log)
-    sequencer = Sequencer(limits, stretches.start)
-    state = read_sealed_state(log)
+    sequencer = fold_base(log, stretches, limits)
+    recent = RecentFrames(limits.answers)
+    for number, stretch in enumerate(stretches.items):
+        until = stretches.until(number)
+        if until is not None and until.next_seq <= sequencer.position.next_seq:
+            continue
+        index = None
+        closed = stretch.sealed or number < len(stretches.items) - _WALKED_SEGMENTS
+        if until is not None and closed:
+            index = stretch.index(until)
+        if index is not None:
+            recent.clear()
+            sequencer.fold(index)
+        else:
+            _walk(stretch, until, sequencer, recent, limits, files)
+    sequencer.remember(recent)
+    if stretches.unborn is not None:
+        files.unlink(stretches.unborn)
+        files.sync_directory(log)
+    return sequencer
+
+
+def fold_base(log: Path, stretches: Stretches, limits: LogLimits) -> Sequencer:
+    """A sequencer that stands where the kept log starts, or later. ``CorruptionError``: it cannot
+    be known what it would have to know."""
+    sequencer = Sequencer(limits)
+    state = read_base_state(log)
     if state is not None:
         sequencer.restore(state)
     elif stretches.start.next_seq > 0:
         raise CorruptionError(
-            f"{log}: starts at seq {stretches.start.next_seq} and holds no sealed-state file, "
+            f"{log}: starts at seq {stretches.start.next_seq} and holds no base-state file, "
             "without which clients' numbers and registers are unknown; restore that file"
         )
-    tails: list[tuple[Path, int | None]] = []  # (path, where to cut it)
+    return sequencer
 
-    def active_frames(stretch: Stretch, until: LogPosition | None) -> Iterator[Frame]:
-        scan = SegmentScan(stretch.path.read_bytes(), stretch.path.name, stretch.start, until)
-        next_place_bytes = 0
-        for frame in scan:
-            offset = scan.offset_bytes - len(frame.raw)
-            if offset >= next_place_bytes:
-                places.append(Place(frame.first_seq, stretch.first_seq, offset))
-                next_place_bytes = offset + limits.index_stride_bytes
-            yield frame
+
+def _walk(
+    stretch: Stretch,
+    until: LogPosition | None,
+    sequencer: Sequencer,
+    recent: RecentFrames,
+    limits: LogLimits,
+    files: Files,
+) -> None:
+    """Fold a stretch frame by frame; its index is written, and a torn end cut."""
+    builder = IndexBuilder(stretch.start, limits.index_stride_bytes)
+    scan = None
+    if stretch.sealed:
+        frames = stretch_frames(stretch, until)
+    else:
+        data = stretch.path.read_bytes()
+        scan = SegmentScan(data, stretch.path.name, stretch.start, until)
+        frames = iter(scan)
+    for frame in recent.passing(frames):
+        builder.add(frame, 0 if scan is None else scan.offset_bytes - len(frame.raw))
+    index = builder.index()
+    sequencer.fold(index)
+    if scan is not None:
         if until is None and scan.end is not None:
             torn = scan.end.ending is Ending.TORN
-            tails.append((stretch.path, scan.end.offset_bytes if torn else None))
+            _make_durable(stretch.path, scan.end.offset_bytes if torn else None, files)
+        write_index(files, stretch.index_path, index)
 
-    def frames() -> Iterator[Frame]:
-        position = sequencer.position
-        for index, stretch in enumerate(stretches.items):
-            until = stretches.until(index)
-            if stretch.sealed or (until is not None and until.next_seq <= position.next_seq):
-                places.append(Place(stretch.first_seq, stretch.first_seq, 0))
-            if until is not None and until.next_seq <= position.next_seq:
-                continue
-            if stretch.sealed:
-                yield from stretch_frames(stretch, until)
-            else:
-                yield from active_frames(stretch, until)
 
-    sequencer.replay(frames())
-    for path, offset_bytes in tails:
-        descriptor = files.open_append(path)
-        try:
-            if offset_bytes is not None:
-                files.truncate(descriptor, offset_bytes)
-            files.fdatasync(descriptor)
-        finally:
-            files.close(descriptor)
-    if stretches.unborn is not None:
-        files.unlink(stretches.unborn)
-        files.sync_directory(log)
-    return sequencer, places
+def _make_durable(path: Path, cut_bytes: int | None, files: Files) -> None:
+    descriptor = files.open_append(path)
+    try:
+        if cut_bytes is not None:
+            files.truncate(descriptor, cut_bytes)
+        files.fdatasync(descriptor)
+    finally:
+        files.close(descriptor)

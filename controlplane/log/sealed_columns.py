@@ -25,10 +25,12 @@ from pagetrail.catalog.fact_columns import (
     field_column,
     table,
 )
+from pagetrail.catalog.facts import KindId
 from pagetrail.catalog.replica_schema import CAUSE, KIND_TABLES, Storage
 from pagetrail.controlplane.log.columns import body_columns, read_facts
 from pagetrail.controlplane.log.manifests import Form, SealedFile, SealedManifest
 from pagetrail.controlplane.log.sealed import read_checked
+from pagetrail.controlplane.log.wire import AnswerSpan
 
 _CAUSES_DECODER = msgspec.msgpack.Decoder(tuple[Cause, ...])
 
@@ -58,6 +60,42 @@ def sealed_columns(directory: Path, manifest: SealedManifest) -> Columns:
             fields = decoded_fields(entry.kind, [r.schema_v for r in rows], [r.body for r in rows])
         kinds.append(KindColumns(entry.kind, table(STATED, envelope), fields))
     return Columns(manifest.first_seq, manifest.next_seq, tuple(kinds), pa.concat_tables(causes))
+
+
+def sealed_spans(
+    directory: Path, manifest: SealedManifest, client: str, client_epoch: int, first: int, stop: int
+) -> list[AnswerSpan]:
+    """Where the transactions of a client epoch from ``first`` to before ``stop`` lie, one each."""
+    rows = []
+    for entry in manifest.files:
+        if entry.kind == 0:
+            continue
+        stored = pq.read_table(
+            pa.BufferReader(read_checked(directory / entry.name, entry)),
+            columns=["client", "client_epoch", "client_seq", "tx"],
+            filters=(pc.field("client") == client)
+            & (pc.field("client_epoch") == client_epoch)
+            & (pc.field("client_seq") >= first)
+            & (pc.field("client_seq") < stop),
+        )
+        refused = pa.repeat(entry.kind == KindId.REFUSED, stored.num_rows)
+        rows.append(stored.select(["client_seq", "tx"]).append_column("refused", refused))
+    grouped = (
+        pa.concat_tables(rows)
+        .group_by(["client_seq", "tx"])
+        .aggregate([([], "count_all"), ("refused", "max")])
+        .sort_by("client_seq")
+    )
+    return [
+        AnswerSpan(
+            row["client_seq"],
+            1,
+            row["tx"],
+            row["count_all"],
+            (row["client_seq"],) if row["refused_max"] else (),
+        )
+        for row in grouped.to_pylist()
+    ]
 
 
 def _fields(entry: SealedFile, stored: pa.Table) -> pa.Table | None:

@@ -2,9 +2,10 @@
 
 Runs beside a live writer, in a process of its own: it touches only segments that the log has moved
 on from. A segment's active file is removed after its sealed form was read back and gave the same
-bytes. What a writer must know of sealed segments (clients' numbers, registers) is kept in one state
-file, so a start reads no sealed segment. Retention removes whole sealed segments, oldest first, and
-says so in a manifest; the chain value at the cut stays, so what is kept still verifies.
+bytes. What a writer must know of a sealed segment (clients' numbers, registers) stands in its
+index, so a start reads no sealed table. Retention removes whole sealed segments, oldest first, and
+says so in a manifest; what they leave behind is kept in one state file, and the chain value at the
+cut stays, so what is kept still verifies.
 """
 
 from __future__ import annotations
@@ -14,30 +15,28 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pagetrail.catalog.errors import BadInputError, CorruptionError
-from pagetrail.controlplane.log.files import Files, OsFiles
-from pagetrail.controlplane.log.frames import Frame
-from pagetrail.controlplane.log.limits import LogLimits, check_limits
+from pagetrail.controlplane.log.files import Files, OsFiles, write_durable
+from pagetrail.controlplane.log.frames import LogPosition
+from pagetrail.controlplane.log.limits import LogLimits
 from pagetrail.controlplane.log.manifests import (
     Removed,
     Retention,
     SealedManifest,
     read_manifest,
     read_retention,
-    read_sealed_state,
     sealed_name,
+    write_base_state,
     write_retention,
-    write_sealed_state,
 )
+from pagetrail.controlplane.log.recovery import fold_base
 from pagetrail.controlplane.log.sealed import sealed_frames, write_sealed
-from pagetrail.controlplane.log.segments import (
-    SEGMENT_HEADER_BYTES,
-    log_directory,
-    segment_name,
-)
-from pagetrail.controlplane.log.sequencer import Sequencer
+from pagetrail.controlplane.log.segment_index import encode_index, index_of
+from pagetrail.controlplane.log.segments import SEGMENT_HEADER_BYTES, all_segments, log_directory
 from pagetrail.controlplane.log.slots import DirectoryLock
 from pagetrail.controlplane.log.stretches import (
     Stretch,
+    Stretches,
+    index_path,
     list_stretches,
     stretch_frames,
 )
@@ -61,9 +60,7 @@ class RetentionReport:
     first_seq: int
 
 
-def seal_log(
-    directory: str | Path, *, limits: LogLimits | None = None, files: Files | None = None
-) -> SealReport:
+def seal_log(directory: str | Path, *, files: Files | None = None) -> SealReport:
     """Seal every segment of a run's log but the last. Safe beside a running writer.
 
     ``BadInputError`` when another process is sealing; ``CorruptionError`` for a damaged segment,
@@ -74,27 +71,13 @@ def seal_log(
     lock = DirectoryLock(log / "sealer.lock", "a sealer")
     manifests: list[SealedManifest] = []
     try:
-        sequencer = Sequencer(check_limits(limits or LogLimits()))
-        state = read_sealed_state(log)
-        if state is not None:
-            sequencer.restore(state)
         stretches = list_stretches(log)
-        for index, stretch in enumerate(stretches.items[:-1]):
-            until = stretches.until(index)
-            if stretch.sealed:
+        for number, stretch in enumerate(stretches.items[:-1]):
+            until = stretches.until(number)
+            if stretch.sealed or until is None:
                 continue
-            if (log / sealed_name(stretch.first_seq)).exists():
-                _remove_active(log, stretch, files)
-                continue
-            frames = list(stretch_frames(stretch, until))
-            if sequencer.position.next_seq <= stretch.first_seq:
-                _catch_up(log, stretch, sequencer)
-                sequencer.replay(frames)
-            manifests.append(_write_checked(log, stretch, frames, files))
-            write_sealed_state(log, sequencer.state(), files)
-            name = sealed_name(stretch.first_seq)
-            files.replace(log / f"{name}.tmp", log / name)
-            files.sync_directory(log)
+            if not (log / sealed_name(stretch.first_seq)).exists():
+                manifests.append(_write_sealed(log, stretch, until, files))
             _remove_active(log, stretch, files)
     finally:
         lock.release()
@@ -121,7 +104,7 @@ def retain_log(
         stretches = list_stretches(log)
         removed = list(read_retention(log).removed)
         gone = []
-        for stretch in stretches.items:
+        for stretch in stretches.items[:-1]:  # so that the log always has an end
             if not stretch.sealed:
                 break
             manifest = read_manifest(stretch.path)
@@ -137,6 +120,7 @@ def retain_log(
                 )
             )
         if gone:
+            _keep_base(log, stretches, gone, files)
             write_retention(log, Retention(tuple(removed)), files)
         for stretch in gone:
             shutil.rmtree(stretch.path)
@@ -146,6 +130,20 @@ def retain_log(
         lock.release()
 
 
+def _keep_base(log: Path, stretches: Stretches, gone: list[Stretch], files: Files) -> None:
+    """Keep what a writer must know of stretches before they are removed."""
+    sequencer = fold_base(log, stretches, LogLimits())
+    for number, stretch in enumerate(gone):
+        until = stretches.until(number)
+        if until is None or until.next_seq <= sequencer.position.next_seq:
+            continue
+        index = stretch.index(until)
+        if index is None:
+            index = index_of(stretch.start, stretch_frames(stretch, until))
+        sequencer.fold(index)
+    write_base_state(log, sequencer.state(), files)
+
+
 def _existing_log(directory: str | Path) -> Path:
     log = log_directory(Path(directory))
     if not log.is_dir():
@@ -153,23 +151,11 @@ def _existing_log(directory: str | Path) -> Path:
     return log
 
 
-def _catch_up(log: Path, stretch: Stretch, sequencer: Sequencer) -> None:
-    """Fold what is sealed before ``stretch`` when the state file was lost."""
-    for earlier in list_stretches(log).items:
-        if sequencer.position.next_seq <= earlier.first_seq < stretch.first_seq:
-            sequencer.replay(stretch_frames(earlier, None))
-    if stretch.start != sequencer.position:
-        raise CorruptionError(
-            f"{stretch.path.name}: starts at seq {stretch.first_seq}, what is sealed before it "
-            f"ends at seq {sequencer.position.next_seq} or with another chain value"
-        )
-
-
-def _write_checked(
-    log: Path, stretch: Stretch, frames: list[Frame], files: Files
-) -> SealedManifest:
-    """Write the sealed form aside, read it back, and compare it frame by frame."""
-    aside = log / f"{sealed_name(stretch.first_seq)}.tmp"
+def _write_sealed(log: Path, stretch: Stretch, until: LogPosition, files: Files) -> SealedManifest:
+    """Write the sealed form aside, read it back, compare it frame by frame, put it in place."""
+    frames = list(stretch_frames(stretch, until))
+    name = sealed_name(stretch.first_seq)
+    aside = log / f"{name}.tmp"
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir()
     active_bytes = SEGMENT_HEADER_BYTES + sum(len(frame.raw) for frame in frames)
@@ -180,10 +166,16 @@ def _write_checked(
                 f"{stretch.path.name}: the frame at seq {frame.first_seq} does not come back "
                 "byte for byte from its sealed form; the segment is kept as it is"
             )
+    write_durable(files, index_path(aside), encode_index(index_of(stretch.start, frames)))
+    files.replace(aside, log / name)
+    files.sync_directory(log)
     return manifest
 
 
 def _remove_active(log: Path, stretch: Stretch, files: Files) -> None:
-    """The sealed form is in place, durably: the active one goes."""
-    files.unlink(log / segment_name(stretch.first_seq))
+    """The sealed form is in place, durably: the active one goes, fenced writers' too."""
+    for segment in all_segments(log):
+        if segment.first_seq == stretch.first_seq:
+            index_path(segment).unlink(missing_ok=True)
+            files.unlink(segment.path)
     files.sync_directory(log)

@@ -39,7 +39,7 @@ SEGMENT_MAGIC = b"PTSG"
 _FIELDS = struct.Struct("<4sHHQQq32s")
 _CRC = struct.Struct("<I")
 SEGMENT_HEADER_BYTES = _FIELDS.size + _CRC.size
-_NAME = re.compile(r"segment-(\d{20})\.ptlog")
+_NAME = re.compile(r"segment-(\d{20})-(\d{10})\.ptlog")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +56,7 @@ class SegmentFile:
 
     path: Path
     first_seq: int
+    writer_epoch: int
 
 
 class Ending(Enum):
@@ -78,8 +79,9 @@ class ScanEnd:
     position: LogPosition
 
 
-def segment_name(first_seq: int) -> str:
-    return f"segment-{first_seq:020d}.ptlog"
+def segment_name(first_seq: int, writer_epoch: int) -> str:
+    """A name that no other writer can take, so that none can replace another's segment."""
+    return f"segment-{first_seq:020d}-{writer_epoch:010d}.ptlog"
 
 
 def log_directory(directory: Path) -> Path:
@@ -88,12 +90,22 @@ def log_directory(directory: Path) -> Path:
 
 
 def list_segments(log: Path) -> list[SegmentFile]:
-    """Active-form segments in order of their first ``seq``."""
+    """Active-form segments in order of their first ``seq``.
+
+    Where several writers began one at the same ``seq``, it is the newest writer's: the others had
+    made nothing durable there before they were fenced.
+    """
+    found = {segment.first_seq: segment for segment in all_segments(log)}
+    return list(found.values())
+
+
+def all_segments(log: Path) -> list[SegmentFile]:
+    """Those of fenced writers too, in order of first ``seq`` and writer epoch."""
     found = []
     for name in sorted(os.listdir(log)):
         match = _NAME.fullmatch(name)
         if match:
-            found.append(SegmentFile(log / name, int(match.group(1))))
+            found.append(SegmentFile(log / name, int(match.group(1)), int(match.group(2))))
     return found
 
 
@@ -226,8 +238,9 @@ def read_segment_header(segment: SegmentFile) -> SegmentHeader:
     """The checked header of a segment; its name must agree with it."""
     with segment.path.open("rb") as file:
         header = decode_segment_header(file.read(SEGMENT_HEADER_BYTES), segment.path.name)
-    if header.start.next_seq != segment.first_seq:
+    if (header.start.next_seq, header.writer_epoch) != (segment.first_seq, segment.writer_epoch):
         raise CorruptionError(
-            f"{segment.path.name}: its header says it starts at seq {header.start.next_seq}"
+            f"{segment.path.name}: its header says it starts at seq {header.start.next_seq} in "
+            f"epoch {header.writer_epoch}"
         )
     return header

@@ -13,7 +13,7 @@ Per client: transactions of one epoch come contiguously from 0. A newer epoch is
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -30,20 +30,15 @@ from pagetrail.controlplane.log.books import (
 from pagetrail.controlplane.log.frames import (
     FLAG_REGISTERS,
     FORMAT_VERSION,
-    HEADER_BYTES,
     LOG_START,
     Frame,
     LogPosition,
-    RunOutline,
-    array_length,
-    check_follows,
-    decode_runs,
     encode_frame,
     encode_runs,
-    outline_runs,
     position_after,
 )
 from pagetrail.controlplane.log.limits import LogLimits
+from pagetrail.controlplane.log.segment_index import SegmentIndex, index_of
 from pagetrail.controlplane.log.transactions import (
     SYSTEM_CLIENT,
     check_client_name,
@@ -53,9 +48,6 @@ from pagetrail.controlplane.log.transactions import (
     refused_transaction,
 )
 from pagetrail.controlplane.log.wire import AnswerSpan, Refusal
-
-_RUN_HEAD_BYTES = 15
-"""The longest head of a run: an array's length, an array of four, a client_seq."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,49 +284,58 @@ class Sequencer:
 
     def replay(self, frames: Iterable[Frame]) -> None:
         """Fold frames that a log holds, to continue it. ``CorruptionError`` if they cannot be."""
-        recent: deque[Frame] = deque()
-        recent_facts = 0
-        for frame in frames:
-            self._replay_frame(frame)
-            recent.append(frame)
-            recent_facts += frame.header.fact_count
-            while recent_facts > self._answers and len(recent) > 1:
-                recent_facts -= recent.popleft().header.fact_count
-        for frame in recent:
+        recent = RecentFrames(self._answers)
+        self.fold(index_of(self.position, recent.passing(frames)))
+        self.remember(recent)
+
+    def fold(self, index: SegmentIndex) -> None:
+        """Take over what a stretch of the log did. ``CorruptionError`` unless it follows here."""
+        if index.start != self.position:
+            raise CorruptionError(
+                f"frames from seq {index.start_seq} on do not continue the log, which stands at "
+                f"seq {self.position.next_seq} or has another chain value there"
+            )
+        for run in index.clients:
+            next_client_seq, newest = self.expected(run.client, run.client_epoch)
+            if run.first_client_seq != next_client_seq or run.client_epoch < newest:
+                raise CorruptionError(
+                    f"from seq {index.start_seq} on client {run.client} epoch {run.client_epoch} "
+                    f"continues with {run.first_client_seq}, expected {next_client_seq}"
+                )
+            self._books.advance(run.client, run.client_epoch, run.next_client_seq)
+        for register, value in index.registers:
+            if value is None:
+                self._registers.pop(register, None)
+            else:
+                self._registers[register] = value
+        if index.frames:
+            self.writer_epoch = index.writer_epoch
+        self.position = index.end
+
+    def remember(self, recent: RecentFrames) -> None:
+        """Keep the answers to what the newest frames hold, for clients that send it again."""
+        for frame in recent.frames:
             for client, client_epoch, span in spans_of_frame(frame):
                 self._books.record(client, client_epoch, span)
 
-    def _replay_frame(self, frame: Frame) -> None:
-        header = frame.header
-        check_follows(header, self.position)
-        body = memoryview(frame.raw)[HEADER_BYTES:]
-        for run in outline_runs(header, body):
-            first, count = _outline_range(run)
-            next_client_seq, newest = self.expected(run.client, run.client_epoch)
-            if first != next_client_seq or run.client_epoch < newest:
-                raise CorruptionError(
-                    f"frame at seq {header.first_seq}: client {run.client} epoch "
-                    f"{run.client_epoch} continues with {first}, expected {next_client_seq}"
-                )
-            self._books.advance(run.client, run.client_epoch, first + count)
-        if header.flags & FLAG_REGISTERS:
-            for decoded in decode_runs(header, body):
-                for transaction in decoded.transactions:
-                    self._set_registers(transaction.compare_and_set)
-        self.writer_epoch = header.writer_epoch
-        self.position = position_after(frame)
 
+class RecentFrames:
+    """The newest of the frames that pass by, as many as hold ``facts`` facts."""
 
-def _outline_range(run: RunOutline) -> tuple[int, int]:
-    """(first client_seq, number of transactions) without decoding the transactions."""
-    encoded = bytes(memoryview(run.transactions)[:_RUN_HEAD_BYTES])
-    count = array_length(encoded)
-    at = 1 if count < 16 else 3 if count < 65_536 else 5
-    # encoded[at] opens the first transaction, an array of 4 whose first item is its client_seq
-    tag = encoded[at + 1]
-    if tag < 0x80:
-        return tag, count
-    width = {0xCC: 1, 0xCD: 2, 0xCE: 4, 0xCF: 8}.get(tag)
-    if encoded[at] != 0x94 or width is None:
-        raise CorruptionError(f"a run of client {run.client} does not start with a transaction")
-    return int.from_bytes(encoded[at + 2 : at + 2 + width], "big"), count
+    def __init__(self, facts: int) -> None:
+        self._facts_max = facts
+        self._facts = 0
+        self.frames: deque[Frame] = deque()
+
+    def passing(self, frames: Iterable[Frame]) -> Iterator[Frame]:
+        """The frames, each noted as it passes."""
+        for frame in frames:
+            self.frames.append(frame)
+            self._facts += frame.header.fact_count
+            while self._facts > self._facts_max and len(self.frames) > 1:
+                self._facts -= self.frames.popleft().header.fact_count
+            yield frame
+
+    def clear(self) -> None:
+        self.frames.clear()
+        self._facts = 0

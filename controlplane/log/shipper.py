@@ -52,6 +52,9 @@ class Listener(Protocol):
     ) -> None:
         """Everything of ``client_epoch`` before ``next_client_seq`` is in the log."""
 
+    def welcomed(self, log_id: bytes) -> None:
+        """The spool is for this log from now on."""
+
     def resolved(self, spans: tuple[wire.AnswerSpan, ...]) -> None:
         """Where older transactions of the own epoch lie."""
 
@@ -205,6 +208,7 @@ class Shipper:
             self._lanes[0],
             state.head,
             state.chain,
+            state.log_id,
         )
         self._send(wire.HELLO, wire.encode(hello))
 
@@ -309,6 +313,14 @@ class Shipper:
                 f"the log holds {wanted} transactions of client {self._client} epoch {epoch}, "
                 f"this process appended {self._end()}: another process uses the same name"
             )
+        known = self._spool.state.log_id
+        if known and known != welcome.log_id:
+            raise ClientRefusedError(
+                f"client {self._client} belongs to log {known.hex()[:12]}, {self._endpoint} serves "
+                f"log {welcome.log_id.hex()[:12]}; start it with its own run's endpoint"
+            )
+        if not known:
+            self._listener.welcomed(welcome.log_id)
         self._welcomed = True
         self._advance(wanted, (), welcome.head, welcome.chain)
         if self._welcomed:

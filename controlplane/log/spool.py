@@ -44,6 +44,8 @@ class SpoolState(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fi
     acknowledged_client_seq: int
     head: int
     chain: bytes
+    log_id: bytes
+    """The log this spool is for; empty until a writer has said it."""
 
 
 @dataclass(slots=True)
@@ -191,8 +193,12 @@ class Spool:
         Returns the files that are no longer needed. To free them: ``save_state``, so that the
         acknowledged position is durable, then ``forget``, then ``remove``.
         """
-        self.state = SpoolState(
-            self.state.newest_epoch, client_epoch, next_client_seq - 1, head, chain
+        self.state = msgspec.structs.replace(
+            self.state,
+            acknowledged_epoch=client_epoch,
+            acknowledged_client_seq=next_client_seq - 1,
+            head=head,
+            chain=chain,
         )
         return [file for file in self._spool_files if self._wholly_acknowledged(file)]
 
@@ -206,6 +212,11 @@ class Spool:
         """Remove files that were forgotten."""
         for file in freed:
             self._files.unlink(file.path)
+
+    def belongs_to(self, log_id: bytes) -> None:
+        """Note, durably, the log that this spool is for."""
+        self.state = msgspec.structs.replace(self.state, log_id=log_id)
+        self.save_state()
 
     def save_state(self) -> None:
         """Make the acknowledged position durable."""
@@ -362,7 +373,7 @@ def _read_state(path: Path) -> SpoolState:
     try:
         return msgspec.msgpack.decode(path.read_bytes(), type=SpoolState)
     except FileNotFoundError:
-        return SpoolState(0, 0, -1, 0, CHAIN_START)
+        return SpoolState(0, 0, -1, 0, CHAIN_START, b"")
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise CorruptionError(f"{path}: the client's state is damaged: {error}") from error
 

@@ -2,8 +2,9 @@
 
 The publisher alone is never trusted: it drops frames for a slow subscriber without telling either
 side. Every live message, heartbeats included, carries the writer's head; whenever the stream stands
-behind it, the missing range is fetched from the writer. ``StreamCursor`` (cursor.py) decides that;
-``LogStream`` owns the sockets.
+behind it, the missing range is fetched. What is sealed already comes as files, one segment at a
+time, whose frames are rebuilt on this side. ``StreamCursor`` (cursor.py) decides what may be taken,
+``HistoryReader`` (history.py) fetches; ``LogStream`` owns the live socket.
 """
 
 from __future__ import annotations
@@ -14,12 +15,13 @@ from types import TracebackType
 
 import zmq
 
-from pagetrail.catalog.errors import BadInputError, CorruptionError
+from pagetrail.catalog.errors import CorruptionError
 from pagetrail.controlplane.log import wire
 from pagetrail.controlplane.log.cursor import StreamCursor
 from pagetrail.controlplane.log.curve import secure_client
 from pagetrail.controlplane.log.endpoints import ClientKeys, check_endpoint
 from pagetrail.controlplane.log.frames import Frame, decode_frame
+from pagetrail.controlplane.log.history import HistoryReader
 from pagetrail.controlplane.log.limits import LogLimits, check_limits
 
 
@@ -42,15 +44,9 @@ class LogStream:
     ) -> None:
         for address in (endpoint, publish_endpoint):
             check_endpoint(address, keys=keys is not None)
-        self._endpoint = endpoint
         self._limits = check_limits(limits or LogLimits())
-        self._keys = keys
         self._cursor = StreamCursor(from_seq, chain)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._asker: zmq.Socket[bytes] | None = None
-        self._request = 0
-        self._asked_ns = -self._limits.retry_ns
-        self._outstanding = False
         self._doubtful = False
         self._live = self._context.socket(zmq.SUB)
         self._live.set(zmq.RCVHWM, self._limits.live_frames)
@@ -58,7 +54,8 @@ class LogStream:
         if keys is not None:
             secure_client(self._live, keys)
         self._live.connect(publish_endpoint)
-        self._fetch()
+        self._history = HistoryReader(self._context, endpoint, self._limits, keys)
+        self._history.ask(from_seq)
 
     @property
     def next_seq(self) -> int:
@@ -78,14 +75,14 @@ class LogStream:
         """
         deadline_ns = time.monotonic_ns() + int(timeout_s * 1e9)
         while True:
-            frames = self._take_fetched() + self._take_live()
+            frames = self._take_history() + self._take_live()
             if frames:
                 return frames
             now_ns = time.monotonic_ns()
-            due = now_ns - self._asked_ns >= self._limits.retry_ns
-            behind = self._cursor.behind and not self._outstanding
-            if behind or (due and (self._outstanding or self._doubtful)):
-                self._fetch()
+            behind = self._cursor.behind and not self._history.busy
+            if behind or (self._history.silent(now_ns) and (self._history.busy or self._doubtful)):
+                self._doubtful = False
+                self._history.ask(self._cursor.next_seq)
             left_ns = deadline_ns - now_ns
             if left_ns <= 0:
                 return []
@@ -98,8 +95,7 @@ class LogStream:
 
     def close(self) -> None:
         self._live.close(0)
-        if self._asker is not None:
-            self._asker.close(0)
+        self._history.close()
         self._context.term()
 
     def __enter__(self) -> LogStream:
@@ -116,45 +112,17 @@ class LogStream:
     def _wait(self, timeout_ns: int) -> None:
         poller = zmq.Poller()
         poller.register(self._live, zmq.POLLIN)
-        if self._asker is not None:
-            poller.register(self._asker, zmq.POLLIN)
+        for socket in self._history.sockets():
+            poller.register(socket, zmq.POLLIN)
         poller.poll(max(timeout_ns // 1_000_000, 1))
 
-    def _fetch(self) -> None:
-        """Ask for what follows, over a fresh connection if the last question went unanswered."""
-        if self._outstanding and self._asker is not None:
-            self._asker.close(0)
-            self._asker = None
-        if self._asker is None:
-            self._asker = self._context.socket(zmq.DEALER)
-            if self._keys is not None:
-                secure_client(self._asker, self._keys)
-            self._asker.connect(self._endpoint)
-        self._request += 1
-        self._outstanding = True
-        self._doubtful = False
-        self._asked_ns = time.monotonic_ns()
-        fetch = wire.Fetch(self._request, self._cursor.next_seq, self._limits.fetch_bytes)
-        self._asker.send_multipart([wire.FETCH, wire.encode(fetch)], zmq.NOBLOCK)
-
-    def _take_fetched(self) -> list[Frame]:
-        if self._asker is None:
+    def _take_history(self) -> list[Frame]:
+        answer = self._history.receive()
+        if answer is None:
             return []
-        try:
-            parts = self._asker.recv_multipart(zmq.NOBLOCK)
-        except zmq.Again:
-            return []
-        verb, header = (*parts, b"", b"")[:2]
-        if wire.request_of(header) != self._request:
-            return []
-        self._outstanding = False
-        if verb == wire.REFUSED:
-            raise BadInputError(wire.decode(header, wire.Refused).message)
-        if verb != wire.FRAMES:
-            raise BadInputError(f"{self._endpoint} answered a fetch with the verb {verb!r}")
-        answer = wire.decode(header, wire.Frames)
-        self._cursor.hear(answer.head)
-        return [frame for frame in map(decode_frame, parts[2:]) if self._cursor.take(frame)]
+        if answer.head is not None:
+            self._cursor.hear(answer.head)
+        return [frame for frame in answer.frames if self._cursor.take(frame)]
 
     def _take_live(self) -> list[Frame]:
         frames = []

@@ -6,26 +6,30 @@ loaded when a sealed stretch is actually read.
 
 from __future__ import annotations
 
-import itertools
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from pagetrail.catalog.errors import CorruptionError
 from pagetrail.controlplane.log.frames import (
-    HEADER_BYTES,
     LOG_START,
     Frame,
     LogPosition,
-    decode_frame,
-    decode_header,
 )
 from pagetrail.controlplane.log.manifests import read_manifest, read_retention
+from pagetrail.controlplane.log.segment_index import (
+    SEALED_INDEX_NAME,
+    SegmentIndex,
+    index_name,
+    load_index,
+)
 from pagetrail.controlplane.log.segments import (
     SEGMENT_HEADER_BYTES,
+    SegmentFile,
     SegmentScan,
+    all_segments,
     list_segments,
     read_segment_header,
 )
@@ -46,6 +50,22 @@ class Stretch:
     def first_seq(self) -> int:
         return self.start.next_seq
 
+    @property
+    def index_path(self) -> Path:
+        if self.sealed:
+            return index_path(self.path)
+        return index_path(SegmentFile(self.path, self.first_seq, self.writer_epoch))
+
+    def index(self, until: LogPosition) -> SegmentIndex | None:
+        """The index of this stretch, which ends at ``until``; None when there is none to use."""
+        index = load_index(self.index_path)
+        if index is None or (index.start, index.end) != (self.start, until):
+            return None
+        if self.sealed:
+            return index
+        whole = self.path.stat().st_size >= index.size_bytes > 0
+        return index if whole else None
+
 
 @dataclass(frozen=True, slots=True)
 class Stretches:
@@ -54,6 +74,8 @@ class Stretches:
     items: tuple[Stretch, ...]
     unborn: Path | None
     """A last file too short to hold a segment header: a creation that a crash cut short."""
+    superseded: tuple[Path, ...]
+    """What fenced writers began where a newer one began too; no part of the log."""
 
     @property
     def start(self) -> LogPosition:
@@ -70,16 +92,15 @@ def list_stretches(log: Path) -> Stretches:
     A segment that is there in both forms, which a crash of the sealer can leave, counts once.
     """
     segments = list_segments(log)
+    chosen = {segment.path for segment in segments}
+    superseded = tuple(s.path for s in all_segments(log) if s.path not in chosen)
     unborn = None
     if segments and segments[-1].path.stat().st_size < SEGMENT_HEADER_BYTES:
         unborn = segments.pop().path
     found = {}
-    for name in os.listdir(log):
-        if _SEALED_NAME.fullmatch(name):
-            manifest = read_manifest(log / name)
-            found[manifest.first_seq] = Stretch(
-                log / name, True, manifest.start, manifest.writer_epoch
-            )
+    for path in sealed_directories(log).values():
+        manifest = read_manifest(path)
+        found[manifest.first_seq] = Stretch(path, True, manifest.start, manifest.writer_epoch)
     for segment in segments:
         header = read_segment_header(segment)
         found[segment.first_seq] = Stretch(segment.path, False, header.start, header.writer_epoch)
@@ -90,7 +111,20 @@ def list_stretches(log: Path) -> Stretches:
         raise CorruptionError(
             f"{kept[0].path.name}: does not continue what retention removed before it"
         )
-    return Stretches(tuple(kept), unborn)
+    return Stretches(tuple(kept), unborn, superseded)
+
+
+def sealed_directories(log: Path) -> dict[int, Path]:
+    """Sealed segments by their first ``seq``."""
+    matches = (_SEALED_NAME.fullmatch(name) for name in os.listdir(log))
+    return {int(match.group(1)): log / match.group(0) for match in matches if match}
+
+
+def index_path(segment: SegmentFile | Path) -> Path:
+    """Where the index of an active segment, or of a sealed segment's directory, lies."""
+    if isinstance(segment, Path):
+        return segment / SEALED_INDEX_NAME
+    return segment.path.with_name(index_name(segment.first_seq, segment.writer_epoch))
 
 
 def stretch_frames(stretch: Stretch, until: LogPosition | None) -> Iterator[Frame]:
@@ -130,46 +164,3 @@ def frames_of_sealed(path: Path) -> Iterator[Frame]:
     from pagetrail.controlplane.log.sealed import sealed_frames
 
     return sealed_frames(path)
-
-
-def durable_frames(
-    log: Path,
-    first_seq: int,
-    offset_bytes: int,
-    read_sealed: Callable[[Path], Iterable[Frame]],
-) -> Iterator[Frame]:
-    """Frames from a known boundary on: ``offset_bytes`` into the stretch that starts at a seq.
-
-    For positions known to be durable: what does not parse ends the iteration. When the stretch
-    was sealed meanwhile, the frames start at its beginning. ``read_sealed`` gives the frames of a
-    sealed segment's directory.
-    """
-    sealed = {_sealed_seq(name): log / name for name in os.listdir(log)}
-    active = {segment.first_seq: segment.path for segment in list_segments(log)}
-    starts = sorted(seq for seq in {*sealed, *active} if seq >= first_seq)
-    for seq, until in itertools.zip_longest(starts, starts[1:]):
-        path = active.get(seq)
-        if path is not None:
-            yield from _active_frames(path, offset_bytes if seq == first_seq else 0, until)
-        else:
-            yield from read_sealed(sealed[seq])
-
-
-def _sealed_seq(name: str) -> int:
-    """First ``seq`` of a sealed segment by its directory's name; -1 for any other name."""
-    match = _SEALED_NAME.fullmatch(name)
-    return int(match.group(1)) if match else -1
-
-
-def _active_frames(path: Path, offset_bytes: int, until: int | None) -> Iterator[Frame]:
-    with path.open("rb") as file:
-        file.seek(max(offset_bytes, SEGMENT_HEADER_BYTES))
-        while True:
-            head = file.read(HEADER_BYTES)
-            header = decode_header(head, 0)
-            if header is None or (until is not None and header.first_seq >= until):
-                return
-            raw = head + file.read(header.body_bytes)
-            if len(raw) < HEADER_BYTES + header.body_bytes:
-                return
-            yield decode_frame(raw)

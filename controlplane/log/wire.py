@@ -1,8 +1,8 @@
 """Messages between clients, subscribers and the writer (docs/log.md). Pure: bytes and values.
 
 A request is [verb, header] and, for an append, the encoded array of transactions as a third part.
-An answer is [verb, header] and, for frames, one part per frame. The live stream sends
-[topic, head, frame]. Headers are msgpack arrays.
+An answer is [verb, header] and, for frames and for a part of a file, its bytes. The live stream
+sends [topic, head, frame]. Headers are msgpack arrays.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import msgspec
 
 from pagetrail.catalog.errors import BadInputError
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 
 
 class Verb(bytes):
@@ -27,12 +27,15 @@ RESOLVE = Verb(b"R")
 FETCH = Verb(b"F")
 SNAPSHOT = Verb(b"N")
 STATUS = Verb(b"S")
+GET_FILE = Verb(b"G")
 WELCOME = Verb(b"w")
 ACKNOWLEDGED = Verb(b"a")
 RESOLVED = Verb(b"r")
 FRAMES = Verb(b"f")
 MANIFEST = Verb(b"n")
 STATUS_IS = Verb(b"s")
+SEALED = Verb(b"d")
+FILE_PART = Verb(b"g")
 REFUSED = Verb(b"x")
 
 TOPIC_FRAME = b"F"
@@ -48,10 +51,12 @@ class Refusal(IntEnum):
     BAD_INPUT = 4  # can never be taken: stop
     BEHIND = 5  # the log lost acknowledged facts: stop, alarm
     BAD_RANGE = 6  # no such position is kept here
+    OTHER_LOG = 7  # the client belongs to another log: stop
 
 
 class Hello(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """Who a client is, and the highest position it saw acknowledged (0 and CHAIN_START: none)."""
+    """Who a client is, the log it belongs to (empty: none yet), and the highest position it saw
+    acknowledged (0 and CHAIN_START: none)."""
 
     request: int
     protocol_version: int
@@ -59,6 +64,7 @@ class Hello(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
     client_epoch: int
     acknowledged_head: int
     acknowledged_chain: bytes
+    log_id: bytes
 
 
 class Welcome(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -72,6 +78,7 @@ class Welcome(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
     next_client_seq: int
     newest_client_epoch: int
     publish_endpoint: str
+    log_id: bytes
 
 
 class Append(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -131,11 +138,29 @@ class Refused(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
 
 
 class Fetch(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """Frames from the one that holds ``from_seq`` on, up to about ``max_bytes``."""
+    """Frames from the one that holds ``from_seq`` on, up to about ``max_bytes``. Bulk socket."""
 
     request: int
     from_seq: int
     max_bytes: int
+
+
+class GetFile(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """A part of a file of a sealed segment, up to ``max_bytes``. Bulk socket."""
+
+    request: int
+    directory: str
+    name: str
+    offset_bytes: int
+    max_bytes: int
+
+
+class FilePart(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Header of the answer to ``GetFile``; the bytes follow. ``size_bytes``: the whole file's."""
+
+    request: int
+    offset_bytes: int
+    size_bytes: int
 
 
 class Simple(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -153,9 +178,12 @@ class SegmentEntry(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_
 
 
 class Manifest(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """What a new subscriber starts from: sealed stretches, then the tail up to ``head``."""
+    """What a new subscriber starts from: sealed stretches, then the tail up to ``head``, and the
+    socket that serves both."""
 
     request: int
+    log_id: bytes
+    bulk_endpoint: str
     segments: tuple[SegmentEntry, ...]
     head: int
     chain: bytes
@@ -182,10 +210,22 @@ class Head(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
 
 
 class Frames(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """Header of the answer to a fetch; one part per frame follows."""
+    """Header of the answer to a fetch; the frames follow as they are stored, one after another."""
 
     request: int
     head: Head
+
+
+class Sealed(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """The position asked for lies in a sealed segment: ask for the files of this directory."""
+
+    request: int
+    head: Head
+    directory: str
+
+
+class MalformedError(BadInputError):
+    """A message is not of the form that its verb asks for."""
 
 
 _T = TypeVar("_T", bound=msgspec.Struct)
@@ -201,7 +241,7 @@ def decode(data: bytes, form: type[_T]) -> _T:
     try:
         return msgspec.msgpack.decode(data, type=form)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise BadInputError(f"malformed {form.__name__} message: {error}") from error
+        raise MalformedError(f"malformed {form.__name__} message: {error}") from error
 
 
 class _AnyHeader(msgspec.Struct, frozen=True, array_like=True):

@@ -24,8 +24,10 @@ from pagetrail.controlplane.log.clock import Clock, clock_of_name
 from pagetrail.controlplane.log.committer import open_committer
 from pagetrail.controlplane.log.endpoints import ServerKeys
 from pagetrail.controlplane.log.errors import WriterStoppedError
-from pagetrail.controlplane.log.files import Files
+from pagetrail.controlplane.log.files import Files, OsFiles
+from pagetrail.controlplane.log.identity import log_identity
 from pagetrail.controlplane.log.limits import LogLimits, check_limits
+from pagetrail.controlplane.log.segments import log_directory
 from pagetrail.controlplane.log.writer_loop import WriterLoop
 
 LOOPBACK = "tcp://127.0.0.1:0"
@@ -49,19 +51,34 @@ def open_writer(
     *,
     bind: str = LOOPBACK,
     publish: str = LOOPBACK,
+    bulk: str | None = None,
     limits: LogLimits | None = None,
     clock: Clock | None = None,
     keys: ServerKeys | None = None,
     files: Files | None = None,
     takeover: bool = False,
 ) -> WriterLoop:
-    """Recover the log and bind the sockets; the caller runs the loop. Raises as its parts do."""
+    """Recover the log and bind the sockets; the caller runs the loop. Raises as its parts do.
+
+    ``bulk`` is where readers fetch ranges; None takes a free port, or path, beside ``bind``.
+    """
     limits = check_limits(limits or LogLimits())
     committer, frame = open_committer(
         directory, limits=limits, clock=clock, files=files, takeover=takeover
     )
     try:
-        return WriterLoop(committer, frame, bind=bind, publish=publish, limits=limits, keys=keys)
+        log = log_directory(Path(directory))
+        return WriterLoop(
+            committer,
+            frame,
+            log,
+            log_identity(log, files or OsFiles()),
+            bind=bind,
+            publish=publish,
+            bulk=bulk,
+            limits=limits,
+            keys=keys,
+        )
     except BaseException:
         committer.close()
         raise

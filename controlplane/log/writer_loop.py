@@ -1,6 +1,7 @@
 """The writer's sockets: one loop that receives, commits, publishes and acknowledges.
 
-Owns a ROUTER socket for requests and a PUB socket for the live stream, in one thread. Each turn
+Owns a ROUTER socket for requests and a PUB socket for the live stream, in one thread; ranges of the
+log are served by ``bulk`` in another. Each turn
 takes what is queued, commits it as one frame with one fdatasync, publishes the frame, and only
 then acknowledges; there is no timer to wait for company. Requests that ask what the log holds are
 answered after the commit, so they never speak of what is not durable yet.
@@ -13,17 +14,20 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import zmq
 from zmq.auth.thread import ThreadAuthenticator
 
 from pagetrail.catalog.errors import BadInputError
 from pagetrail.controlplane.log import wire
+from pagetrail.controlplane.log.archive import ActiveSegment
+from pagetrail.controlplane.log.bulk import BulkServer, bulk_endpoint, bulk_socket
 from pagetrail.controlplane.log.committer import Committer
 from pagetrail.controlplane.log.curve import secure_server
 from pagetrail.controlplane.log.endpoints import ServerKeys, check_endpoint
-from pagetrail.controlplane.log.errors import LogBehindError
-from pagetrail.controlplane.log.frames import Frame
+from pagetrail.controlplane.log.errors import LogBehindError, OtherLogError, WriterStoppedError
+from pagetrail.controlplane.log.frames import Frame, LogPosition
 from pagetrail.controlplane.log.limits import MESSAGE_BYTES_MAX, LogLimits
 from pagetrail.controlplane.log.sequencer import NotTaken
 from pagetrail.controlplane.log.wire import Refusal
@@ -51,27 +55,34 @@ class WriterLoop:
         self,
         committer: Committer,
         first_frame: Frame,
+        log: Path,
+        log_id: bytes,
         *,
         bind: str,
         publish: str,
+        bulk: str | None,
         limits: LogLimits,
         keys: ServerKeys | None = None,
     ) -> None:
-        for endpoint in (bind, publish):
+        bulk = bulk or bulk_endpoint(bind)
+        for endpoint in (bind, publish, bulk):
             check_endpoint(endpoint, keys=keys is not None)
         self._committer = committer
+        self._log_id = log_id
         self._limits = limits
         self._queue: deque[list[bytes]] = deque()
         self._queued_bytes = 0
         self._context = zmq.Context()
         self._router = self._context.socket(zmq.ROUTER)
         self._publisher = self._context.socket(zmq.PUB)
+        bulk_router = bulk_socket(self._context)
+        self._bulk: BulkServer | None = None
         self._wake_reader, self._wake_writer = os.pipe()
         self._authenticator: ThreadAuthenticator | None = None
         try:
             if keys is not None:
                 self._authenticator = secure_server(
-                    self._context, (self._router, self._publisher), keys
+                    self._context, (self._router, self._publisher, bulk_router), keys
                 )
             self._router.set(zmq.ROUTER_MANDATORY, 1)
             self._router.set(zmq.MAXMSGSIZE, MESSAGE_BYTES_MAX)
@@ -81,11 +92,15 @@ class WriterLoop:
             self._publisher.set(zmq.LINGER, 0)
             self._router.bind(bind)
             self._publisher.bind(publish)
+            bulk_router.bind(bulk)
         except BaseException:
+            bulk_router.close()
             self._close_sockets()
             raise
         self.endpoint = self._router.get_string(zmq.LAST_ENDPOINT)
         self.publish_endpoint = self._publisher.get_string(zmq.LAST_ENDPOINT)
+        self.bulk_endpoint = bulk_router.get_string(zmq.LAST_ENDPOINT)
+        self._bulk = BulkServer(bulk_router, log, limits, self._standing)
         self._publish(first_frame)
 
     def stop(self) -> None:
@@ -127,6 +142,7 @@ class WriterLoop:
                 if time.monotonic_ns() - beat_at_ns >= self._limits.heartbeat_ns:
                     self._publisher.send_multipart([wire.TOPIC_HEAD, wire.encode(self._head())])
                     beat_at_ns = time.monotonic_ns()
+                    self._check_bulk()
                 if self._wake_reader in ready:
                     return
         finally:
@@ -173,6 +189,8 @@ class WriterLoop:
             self._serve(identity, verb, header)
         except BadInputError as error:
             self._refuse(identity, header, Refusal.BAD_INPUT, 0, str(error))
+        except OtherLogError as error:
+            self._refuse(identity, header, Refusal.OTHER_LOG, 0, str(error))
         except LogBehindError as error:
             self._refuse(identity, header, Refusal.BEHIND, 0, str(error))
             raise
@@ -206,6 +224,7 @@ class WriterLoop:
                     f"protocol version {hello.protocol_version}; this writer speaks "
                     f"{wire.PROTOCOL_VERSION}"
                 )
+            self._check_same_log(hello)
             committer.check_witness(hello.acknowledged_head, hello.acknowledged_chain)
             next_client_seq, newest = committer.expected(hello.client, hello.client_epoch)
             welcome = wire.Welcome(
@@ -217,6 +236,7 @@ class WriterLoop:
                 next_client_seq,
                 newest,
                 self.publish_endpoint,
+                self._log_id,
             )
             self._send(identity, wire.WELCOME, wire.encode(welcome))
         elif verb == wire.RESOLVE:
@@ -224,21 +244,17 @@ class WriterLoop:
             spans = committer.resolve(ask.client, ask.client_epoch, ask.first_client_seq, ask.count)
             resolved = wire.Resolved(ask.request, tuple(spans))
             self._send(identity, wire.RESOLVED, wire.encode(resolved))
-        elif verb == wire.FETCH:
-            fetch = wire.decode(header, wire.Fetch)
-            try:
-                frames = committer.read(
-                    fetch.from_seq, min(fetch.max_bytes, self._limits.fetch_bytes)
-                )
-            except BadInputError as error:
-                self._refuse(identity, header, Refusal.BAD_RANGE, 0, str(error))
-                return
-            answer = wire.encode(wire.Frames(fetch.request, self._head()))
-            self._send(identity, wire.FRAMES, answer, *(frame.raw for frame in frames))
         elif verb == wire.SNAPSHOT:
             request = wire.decode(header, wire.Simple).request
             segments = tuple(committer.segments())
-            manifest = wire.Manifest(request, segments, position.next_seq, position.chain)
+            manifest = wire.Manifest(
+                request,
+                self._log_id,
+                self.bulk_endpoint,
+                segments,
+                position.next_seq,
+                position.chain,
+            )
             self._send(identity, wire.MANIFEST, wire.encode(manifest))
         elif verb == wire.STATUS:
             status = wire.StatusIs(
@@ -255,6 +271,23 @@ class WriterLoop:
             self._send(identity, wire.STATUS_IS, wire.encode(status))
         else:
             raise BadInputError(f"verb {verb!r} with this number of parts is unknown")
+
+    def _check_same_log(self, hello: wire.Hello) -> None:
+        if hello.log_id not in (b"", self._log_id):
+            raise OtherLogError(
+                f"client {hello.client} belongs to log {hello.log_id.hex()[:12]}, this is log "
+                f"{self._log_id.hex()[:12]}: its spool was filled for another run. Start it with "
+                "its own run's directory and endpoint, or give it a new directory"
+            )
+
+    def _standing(self) -> tuple[int, LogPosition, ActiveSegment]:
+        """What readers may be shown; called from the bulk thread."""
+        committer = self._committer
+        return committer.writer_epoch, committer.head, committer.active
+
+    def _check_bulk(self) -> None:
+        if self._bulk is not None and not self._bulk.alive:
+            raise WriterStoppedError("the thread that serves readers has ended; see its message")
 
     def _acknowledge(self, item: _Pending) -> None:
         spans = item.spans
@@ -293,6 +326,8 @@ class WriterLoop:
         return wire.Head(self._committer.writer_epoch, head.next_seq, head.chain)
 
     def _close_sockets(self) -> None:
+        if self._bulk is not None:
+            self._bulk.close()
         self._router.close()
         self._publisher.close()
         if self._authenticator is not None:

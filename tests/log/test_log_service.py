@@ -166,7 +166,7 @@ def test_gaps_and_nonsense_are_answered_with_what_was_expected(tmp_path: Path) -
             [wire.APPEND, b"\xc1", b""],
             [wire.APPEND, wire.encode(wire.Append(9, "x", 1)), b"\x90"],
             [wire.APPEND, wire.encode(wire.Append(9, "~writer", 1)), b"\x91\x94\x00\x90\x90\x90"],
-            [wire.HELLO, wire.encode(wire.Hello(9, 99, "x", 1, 0, CHAIN_START))],
+            [wire.HELLO, wire.encode(wire.Hello(9, 99, "x", 1, 0, CHAIN_START, b""))],
             [wire.FETCH],
         ):
             socket.send_multipart(parts)
@@ -323,13 +323,34 @@ def test_a_log_with_another_history_behind_the_same_length_is_refused(tmp_path: 
         client = FactClient.open(tmp_path, "a", endpoint, limits=QUICK)
         client.append([fact(1)])
         client.flush(30)
+    identity = (tmp_path / "log" / "identity").read_bytes()
     shutil.rmtree(tmp_path / "log")
     build_log(tmp_path, 20)
+    (tmp_path / "log" / "identity").write_bytes(identity)
     with EmbeddedWriter(tmp_path, bind=endpoint) as writer:
         assert writer.join(30)
         assert isinstance(writer.failure, LogBehindError)
         assert "another chain value" in str(writer.failure)
     client.close()
+
+
+def test_a_client_of_another_log_is_refused_by_name_and_the_writer_goes_on(tmp_path: Path) -> None:
+    with EmbeddedWriter(tmp_path / "one") as writer:
+        for _ in range(2):
+            with FactClient.open(tmp_path / "one", "a", writer.endpoint) as client:
+                client.append_many([Draft(facts=(fact(n),)) for n in range(50)])
+                client.flush(30)
+        own = (tmp_path / "one" / "log" / "identity").read_bytes().hex()[:12]
+    with (
+        EmbeddedWriter(tmp_path / "two") as writer,
+        FactClient.open(tmp_path / "one", "a", writer.endpoint) as lost,
+        FactClient.open(tmp_path / "two", "b", writer.endpoint) as client,
+    ):
+        with pytest.raises(ClientRefusedError, match=f"belongs to log {own}"):
+            append_for_ever(lost)
+        client.append([fact(2)])
+        client.flush(30)
+        assert writer.failure is None
 
 
 class FailingDisk(OsFiles):

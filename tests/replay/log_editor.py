@@ -119,7 +119,7 @@ class EditableLog:
             out.append(frame.raw)
         log = directory / "log"
         log.mkdir(parents=True, exist_ok=True)
-        (log / segment_name(0)).write_bytes(b"".join(out))
+        (log / segment_name(0, first.writer_epoch)).write_bytes(b"".join(out))
 
 
 def leaves(value: Any, path: tuple[int, ...] = ()) -> Iterator[tuple[int, ...]]:
