@@ -30,6 +30,7 @@ class Recorder:
         self.calls: list[tuple[str, ...]] = []
         self.graph: Graph | None = None
         self.current = "default"
+        self.events_complete = True  # of events made from now on; else only once waited for
         self.launcher = HostLauncher()
         self.modules: dict[str, SourceModule] = {}
 
@@ -129,6 +130,7 @@ class Stream:
         del device
         self.name = "compute" if priority < 0 else "transfer"
         self._recorder = recorder
+        recorder.note("stream", self.name, str(priority))
 
     def wait_event(self, event: Event) -> None:
         self._recorder.note("wait_event", self.name, event.stream)
@@ -142,6 +144,7 @@ class Event:
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
         self.stream = ""
+        self.ready = recorder.events_complete
 
     def record(self, stream: Stream) -> None:
         self.stream = stream.name
@@ -150,9 +153,11 @@ class Event:
     def synchronize(self) -> None:
         self._recorder.outside_capture("waiting for an event")
         self._recorder.note("event_synchronize", self.stream)
+        self.ready = True
 
     def query(self) -> bool:
-        return True
+        self._recorder.note("event_query", self.stream)
+        return self.ready
 
 
 class RecordingTorch:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from coded_device import CodedDevice
 from paged_cases import Paged, bits, fill, run
 from recording_driver import Recorder, RecordingCupy, RecordingTorch
 
 from pagetrail.kernels.abi import KernelInputError, SlabSpec, Storage
+from pagetrail.kernels.cuda.codes import Code, CodedSlab
 from pagetrail.kernels.cuda_device import CudaDevice, CudaOptions
 from pagetrail.kernels.cuda_runtime import CudaRuntime, CudaUnavailableError
 from pagetrail.kernels.device import AttentionSpec, PagePool
@@ -145,6 +148,100 @@ def test_pinned_buffers_are_bounded_and_come_back(device: CudaDevice) -> None:
     big = device.allocate(SlabSpec("k", 1, 8, 256, Storage.F16), 4, 64)
     with pytest.raises(KernelInputError, match="do not fit a pinned buffer"):
         device.begin_gather(big, table, 0, 256)
+
+
+def test_transfers_have_a_stream_of_the_lowest_priority(
+    device: CudaDevice, recorder: Recorder
+) -> None:
+    del device
+    streams = [call for call in recorder.calls if call[0] == "stream"]
+    assert streams == [("stream", "compute", "-1"), ("stream", "transfer", "0")]
+
+
+def test_a_transfer_is_done_when_its_event_is_and_not_before(
+    device: CudaDevice, recorder: Recorder
+) -> None:
+    pool = device.allocate(SlabSpec("k", 1, 1, 64, Storage.F16), 4, 4)
+    recorder.events_complete = False
+    transfer = device.begin_gather(pool, np.arange(4, dtype=np.int32), 0, 4)
+    assert transfer is not None
+    recorder.calls.clear()
+    assert not transfer.done()
+    assert recorder.calls == [("event_query", "transfer")]  # it did not wait
+    transfer.wait()
+    assert transfer.done()
+
+
+def test_memory_is_taken_at_construction_and_never_by_a_step(
+    device: CudaDevice, recorder: Recorder
+) -> None:
+    pinned = [call for call in recorder.calls if call == ("memory", "pinned")]
+    assert len(pinned) == SMALL.batch_places * SMALL.batch_ring + SMALL.pinned_buffers
+    filled = fill(Paged(((1, 40),), split=True, rows_per_item=1), device)
+    recorder.calls.clear()
+    filled.run()
+    assert not [call for call in recorder.calls if call[0] == "memory"]
+
+
+def test_rows_past_a_pinned_buffer_move_in_pieces(recorder: Recorder) -> None:
+    small = replace(SMALL, pinned_bytes=1_000)  # three rows of two layers of 128 bytes
+    device = made(recorder, small)
+    spec = SlabSpec("k", 2, 1, 64, Storage.F16)
+    pool, other = device.allocate(spec, 4, 4), device.allocate(spec, 4, 4)
+    pool.array.copy_(torch.randn(pool.array.shape))
+    table = np.array([2, 0, 3], np.int32)
+    packed = device.gather(pool, table, 1, 12)
+    rows = pool_bits(pool)[:, table].reshape(2, 12, 64)
+    assert packed.tobytes() == rows[:, 1:].tobytes()
+    device.scatter(other, table, 1, 12, packed)
+    assert (pool_bits(other)[:, table].reshape(2, 12, 64)[:, 1:] == rows[:, 1:]).all()
+    gathers = [call for call in recorder.calls if call[:2] == ("launch", "page_gather")]
+    assert len(gathers) == 4
+
+
+def test_what_waits_for_the_card_is_refused_in_a_capture(device: CudaDevice) -> None:
+    x = torch.ones(3)
+    for step in (
+        lambda: x.sum().item(),
+        lambda: x.nonzero(),
+        lambda: device.allocate(SlabSpec("k", 1, 1, 64, Storage.F16), 1, 16),
+        device.check_errors,
+    ):
+        with pytest.raises(RuntimeError, match="captured"):
+            device.capture(step)
+
+
+@pytest.mark.parametrize("code", list(Code))
+def test_coded_pages_give_the_bits_of_the_kernels(device: CudaDevice, code: Code) -> None:
+    case = Paged(((1, 300), (5, 37), (0, 0), (1, 1)), split=True, rows_per_item=1)
+    emulated = CodedDevice(EmulatedDevice(HostLauncher()), code)
+    assert bits(run(case, CodedDevice(device, code))) == bits(run(case, emulated))
+
+
+def test_coded_pages_are_copied_and_moved_with_their_scales(device: CudaDevice) -> None:
+    slab = CodedSlab("k", 2, 1, 64, Code.I8)
+    pool, other = (device.allocate_coded(slab, 4, 4) for _ in range(2))
+    pool.codes.random_(0, 256)
+    pool.scales.normal_()
+    device.page_copy(pool, 0, 2)
+    for array in (pool.codes, pool.scales):
+        assert (array[:, 2] == array[:, 0]).all()
+    table = np.array([3, 0], np.int32)
+    packed = device.gather(pool, table, 1, 7)
+    device.scatter(other, table, 1, 7, packed)
+    for mine, theirs in ((pool.codes, other.codes), (pool.scales, other.scales)):
+        moved = [array[:, table].reshape(2, 8, -1) for array in (mine, theirs)]
+        assert (moved[0][:, 1:7] == moved[1][:, 1:7]).all()
+        assert not moved[1][:, [0, 7]].any()
+
+
+def test_the_names_of_cupy_that_are_used_are_there() -> None:
+    """The same for builds of CUDA 12 and 13; a module is loaded only when it is first used."""
+    cupy = pytest.importorskip("cupy", reason="CuPy is not installed")
+    module = cupy.RawModule(path="not-there.cubin")
+    assert callable(module.get_function)
+    assert hasattr(cupy.RawKernel, "max_dynamic_shared_size_bytes")
+    assert hasattr(cupy.cuda.Stream, "from_external") or hasattr(cupy.cuda, "ExternalStream")
 
 
 def test_a_slot_past_the_pool_raises_when_errors_are_checked(device: CudaDevice) -> None:
