@@ -223,7 +223,7 @@ def _views() -> list[tuple[str, str, str]]:
     for tables in KIND_TABLES.values():
         name = tables.kind.name
         if tables.catalog is not None:
-            held = f"* EXCLUDE (seq, op, to_seq), seq AS from_seq, to_seq"
+            held = "* EXCLUDE (seq, op, to_seq), seq AS from_seq, to_seq"
             views.append((name, held, f"{tables.events} WHERE op = {int(Op.ASSERT)}"))
             said = f"* EXCLUDE (to_seq), seq AS from_seq, {always}"
             views.append((f"{name}_event", said, tables.events))

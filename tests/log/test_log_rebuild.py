@@ -46,7 +46,7 @@ def some_facts(rnd: random.Random) -> list[WireFact]:
         subject=rnd.randrange(2**40),
         evaluator=1,
         as_of=-1,
-        chain=word(rnd.randrange(99)),
+        chain=word(rnd.randrange(99))[-16:],
         recorded=msgspec.Raw(msgspec.msgpack.encode([rnd.randrange(9), b"x", None])),
         choice=msgspec.Raw(b"\x05"),
         reason=2,
