@@ -7,8 +7,11 @@ without any quota there is only that account, and it is never over.
 Order of reclaim, total: whoever asks gets free pages first, then kept pages of accounts that hold
 more than their quota (largest excess first, then the smaller account number), never below the
 quota; then its own kept pages. Kept pages of an account within its quota are nobody else's to
-take. A request that would carry its account past the quota waits while one within its quota
-waits that comes no later by priority.
+take, but by a stream that runs alone (most kept pages first, then the smaller number), so that any
+request that fits the pool can run.
+
+A request that would carry its account past the quota waits while one within its quota waits that
+comes no later by priority.
 
 Pure functions over a page owner; streams and nodes carry their account there (pages/).
 """
@@ -96,19 +99,25 @@ def stays_within(owner: PageOwner, accounts: Accounts, account: int, promise: Pa
 
 
 def reclaimable_for(
-    owner: PageOwner, accounts: Accounts, account: int, adopted: dict[int, list[int]]
+    owner: PageOwner,
+    accounts: Accounts,
+    account: int,
+    adopted: dict[int, list[int]],
+    *,
+    alone: bool,
 ) -> Pages:
-    """Pages per group that evicting for an account may free, once ``adopted`` is held."""
+    """Pages per group that evicting for an account's stream may free, once ``adopted`` is held.
+
+    ``alone``: no other stream runs.
+    """
     total = list(owner.reclaimable_of(account))
     for group, pages in enumerate(adopted.get(account, ())):
         total[group] -= pages
     for other in range(len(accounts.quotas)):
         if other == account:
             continue
-        over = excess(owner, accounts, other)
-        if not any(over):
-            continue
         idle = list(owner.reclaimable_of(other))
+        over = tuple(idle) if alone else excess(owner, accounts, other)
         for group, pages in enumerate(adopted.get(other, ())):
             idle[group] -= pages
         for group, pages in enumerate(idle):
@@ -125,23 +134,47 @@ class Giver:
 
 
 def next_giver(
-    owner: PageOwner, accounts: Accounts, account: int, need: Pages, passed: Collection[int]
+    owner: PageOwner,
+    accounts: Accounts,
+    account: int,
+    need: Pages,
+    passed: Collection[int],
+    *,
+    alone: bool,
 ) -> Giver | None:
-    """Whose kept pages go next for ``need`` pages of an account.
+    """Whose kept pages go next for ``need`` pages of an account's stream.
 
-    ``passed``: accounts that were asked before and could give nothing. None: there is nobody left.
+    ``passed``: accounts that were asked before and could give nothing. ``alone``: no other stream
+    runs. None: there is nobody left.
     """
-    if accounts.shared:
-        borrowers = []
-        for other in range(len(accounts.quotas)):
-            if other == account or other in passed:
-                continue
-            over = excess(owner, accounts, other)
-            idle = owner.reclaimable_of(other)
-            pages = tuple([min(*some) for some in zip(need, over, idle, strict=True)])
-            if any(pages):
-                borrowers.append((-sum(over), other, pages))
-        if borrowers:
-            _, other, pages = min(borrowers)
-            return Giver(other, pages)
-    return None if account in passed else Giver(account, need)
+    if not accounts.shared:
+        return None if account in passed else Giver(account, need)
+    others = [
+        other for other in range(len(accounts.quotas)) if other != account and other not in passed
+    ]
+    borrowed = {other: excess(owner, accounts, other) for other in others}
+    giver = _largest(owner, need, borrowed)
+    if giver is not None:
+        return giver
+    own = owner.reclaimable_of(account)
+    if account not in passed and (any(own) or not alone):
+        return Giver(account, _least(need, own) if alone else need)
+    kept = {other: owner.reclaimable_of(other) for other in others}
+    return _largest(owner, need, kept) if alone else None
+
+
+def _largest(owner: PageOwner, need: Pages, offers: dict[int, Pages]) -> Giver | None:
+    """The account that offers most; of equal ones the one with the smaller number."""
+    ranked = []
+    for account, offered in offers.items():
+        pages = _least(need, offered, owner.reclaimable_of(account))
+        if any(pages):
+            ranked.append((-sum(offered), account, pages))
+    if not ranked:
+        return None
+    _, account, pages = min(ranked)
+    return Giver(account, pages)
+
+
+def _least(*pages: Pages) -> Pages:
+    return tuple([min(counts) for counts in zip(*pages, strict=True)])

@@ -46,7 +46,7 @@ from .policy.inputs import (
     RestoreOption,
 )
 from .preempting import Preempted, PreemptRecorded, preempt_inputs, swap_bytes, swap_option
-from .quotas import accounts_of, next_giver, reclaimable_for, stays_within
+from .quotas import Giver, accounts_of, next_giver, reclaimable_for, stays_within
 from .waiting import Waiting, WaitingQueue
 
 MIB = 1024 * 1024
@@ -216,12 +216,17 @@ class WorkerView:
         return queued.root if queued is not None else self.waiting[stream].queued.root
 
     def reserved_rows(self, queued: RequestQueued) -> int:
-        """Rows an admitted request may ever write."""
+        """Rows that admission promises pages for: all that a request may ever write, or, where
+        streams grow, its prompt. One that gave way gets a page to go on with, else it would ask
+        for one at once and the streams would take turns without end."""
         rows = queued.prompt_tokens
         if self.start.reserve_output:
             rows += queued.max_new_tokens + self.start.verify_rows
         standing = self.preempted.get(queued.stream)
-        return rows if standing is None else max(rows, standing.rows + 1)
+        if standing is None:
+            return rows
+        most = queued.prompt_tokens + queued.max_new_tokens
+        return max(rows, min(most, standing.rows + self.start.page_tokens))
 
     def _known_rows(self, queued: RequestQueued) -> int:
         """Rows to have before a new one is computed: a prompt's but the last, or those it had."""
@@ -280,6 +285,7 @@ class WorkerView:
                 self.accounts,
                 account,
                 owner.idle_adopted(recorded.node, recorded.columns),
+                alone=not self.running,
             ),
             total=owner.total(),
             running=len(self.running) + queued.samples - 1,
@@ -349,8 +355,7 @@ class WorkerView:
 
         Raises BadInputError when nobody is left that could give.
         """
-        account = self.accounts.of(self.running[stream].tenant)
-        giver = next_giver(self.owner, self.accounts, account, recorded.need, recorded.passed)
+        giver = self._giver(stream, recorded.need, recorded.passed)
         if giver is None:
             raise BadInputError(
                 f"an eviction for stream {stream} has asked every account that may give"
@@ -364,14 +369,19 @@ class WorkerView:
 
     def giver(self, stream: int, need: tuple[int, ...], passed: tuple[int, ...]) -> int | None:
         """The account that is asked next for a running stream's pages; None: nobody is left."""
-        account = self.accounts.of(self.running[stream].tenant)
-        giver = next_giver(self.owner, self.accounts, account, need, passed)
+        giver = self._giver(stream, need, passed)
         return None if giver is None else giver.account
+
+    def _giver(self, stream: int, need: tuple[int, ...], passed: tuple[int, ...]) -> Giver | None:
+        account = self.accounts.of(self.running[stream].tenant)
+        alone = len(self.running) == 1
+        return next_giver(self.owner, self.accounts, account, need, passed, alone=alone)
 
     def reclaimable_for(self, stream: int) -> tuple[int, ...]:
         """Pages per group that evicting for a running stream may free."""
         account = self.accounts.of(self.running[stream].tenant)
-        return reclaimable_for(self.owner, self.accounts, account, {})
+        alone = len(self.running) == 1
+        return reclaimable_for(self.owner, self.accounts, account, {}, alone=alone)
 
     def swapped_rows(self, stream: int) -> int:
         """Rows of a stream that lie in host memory, swapped out."""
