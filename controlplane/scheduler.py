@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Sequence
 from enum import IntEnum
+from heapq import nsmallest
 
 import msgspec
 
@@ -34,14 +35,6 @@ class Phase(IntEnum):
     DECODE = 0
     REPAIR = 1  # no producer by default; a seam for approximate reuse with a quality contract
     PREFILL = 2
-
-
-class Deferred(IntEnum):
-    """Why a stream is not in the plan."""
-
-    BLOCKED = 0
-    NO_SEQUENCE = 1
-    NO_ROWS = 2
 
 
 class Work(msgspec.Struct, frozen=True, array_like=True):
@@ -76,14 +69,16 @@ class Selected(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Plan(msgspec.Struct, frozen=True, array_like=True):
-    """One step: ``selected`` by lane, ``deferred`` by stream."""
+    """One step: ``selected`` by lane, and the streams that are not in it, by reason and number."""
 
     selected: tuple[Selected, ...]
-    deferred: tuple[tuple[int, int], ...]  # (stream, Deferred)
+    blocked: tuple[int, ...]  # a page event is still to come
+    no_sequence: tuple[int, ...]  # the step's sequences, or those that decode may have, ran out
+    no_rows: tuple[int, ...]  # its rows did
     rows: int
 
 
-EMPTY = Plan((), (), 0)
+EMPTY = Plan((), (), (), (), 0)
 
 
 def check_budgets(budgets: Budgets) -> Budgets:
@@ -105,53 +100,73 @@ def plan(work: Sequence[Work], lanes: Sequence[int], budgets: Budgets) -> Plan:
     ``lanes[i]`` is the stream that had lane ``i`` in the step before (0: none). Inputs are not
     changed; equal inputs give equal plans.
     """
-    parked_max = budgets.parked_steps_max
-    ordered = sorted(
-        work,
-        key=lambda item: (
-            item.phase,
+    phases: tuple[list[Work], list[Work], list[Work]] = ([], [], [])
+    blocked: list[int] = []
+    for item in work:
+        if item.ready:
+            phases[item.phase].append(item)
+        else:
+            blocked.append(item.stream)
+    decodes, repairs, prefills = phases
+    rows_kept = budgets.prefill_rows_min if prefills else 0
+    # One sequence is kept too, but not the only one.
+    sequence_kept = 1 if rows_kept and budgets.sequences > 1 else 0
+    rows_left = budgets.rows - rows_kept
+    sequences_left = budgets.sequences - sequence_kept
+    chosen: list[tuple[int, int]] = []
+    no_sequence: list[int] = []
+    no_rows: list[int] = []
+    for *_, stream, rows in _first(decodes, len(decodes), budgets.parked_steps_max):
+        if not sequences_left:
+            no_sequence.append(stream)
+        elif rows > rows_left:
+            no_rows.append(stream)
+        else:
+            chosen.append((stream, rows))
+            rows_left -= rows
+            sequences_left -= 1
+    rows_left += rows_kept
+    sequences_left += sequence_kept
+    for items in (repairs, prefills):
+        # Each takes a row at least, so no more than these can be chosen.
+        most = min(sequences_left, rows_left)
+        taken = set()
+        for *_, stream, wanted in _first(items, most, budgets.parked_steps_max):
+            rows = min(rows_left, wanted, budgets.prefill_tile)
+            if not rows:
+                break
+            chosen.append((stream, rows))
+            taken.add(stream)
+            rows_left -= rows
+            sequences_left -= 1
+        rest = no_rows if sequences_left else no_sequence
+        rest += [item.stream for item in items if item.stream not in taken]
+    return Plan(
+        selected=_assign_lanes(chosen, lanes, budgets.sequences),
+        blocked=tuple(sorted(blocked)),
+        no_sequence=tuple(sorted(no_sequence)),
+        no_rows=tuple(sorted(no_rows)),
+        rows=budgets.rows - rows_left,
+    )
+
+
+def _first(items: list[Work], count: int, parked_max: int) -> list[tuple[int, ...]]:
+    """The first streams of one phase, each ending in its number and rows.
+
+    The number makes the order total. Of thousands that wait only the first few are ordered.
+    """
+    keys = (
+        (
             -item.parked_steps if item.parked_steps >= parked_max else 0,
             -item.priority,
             item.deadline_us or NO_DEADLINE,
             item.arrival_us,
             item.stream,
-        ),
+            item.rows,
+        )
+        for item in items
     )
-    waits = any(item.ready and item.phase == Phase.PREFILL for item in ordered)
-    rows_kept = budgets.prefill_rows_min if waits else 0
-    decode_rows = budgets.rows - rows_kept
-    # One sequence is kept too, but not the only one.
-    decode_sequences = budgets.sequences - (1 if rows_kept and budgets.sequences > 1 else 0)
-    rows_left, sequences_left = budgets.rows, budgets.sequences
-    chosen: list[tuple[int, int]] = []
-    deferred: list[tuple[int, int]] = []
-    for item in ordered:
-        if not item.ready:
-            deferred.append((item.stream, Deferred.BLOCKED))
-            continue
-        if item.phase == Phase.DECODE:
-            if len(chosen) >= decode_sequences:
-                deferred.append((item.stream, Deferred.NO_SEQUENCE))
-                continue
-            rows = item.rows
-            if rows > decode_rows - (budgets.rows - rows_left):
-                deferred.append((item.stream, Deferred.NO_ROWS))
-                continue
-        else:
-            rows = min(rows_left, item.rows, budgets.prefill_tile)
-            if not sequences_left:
-                deferred.append((item.stream, Deferred.NO_SEQUENCE))
-                continue
-            if rows < 1:
-                deferred.append((item.stream, Deferred.NO_ROWS))
-                continue
-        chosen.append((item.stream, rows))
-        rows_left -= rows
-        sequences_left -= 1
-    deferred.sort()
-    return Plan(
-        _assign_lanes(chosen, lanes, budgets.sequences), tuple(deferred), budgets.rows - rows_left
-    )
+    return nsmallest(count, keys) if count < len(items) else sorted(keys)
 
 
 def _assign_lanes(
@@ -159,19 +174,26 @@ def _assign_lanes(
 ) -> tuple[Selected, ...]:
     rows_of = dict(chosen)
     selected: list[Selected] = []
-    taken: set[int] = set()
-    placed: set[int] = set()
-    for lane, stream in enumerate(lanes[:sequences]):
-        if stream in rows_of:
-            selected.append(Selected(stream, rows_of[stream], lane))
-            taken.add(lane)
-            placed.add(stream)
-    holes = (lane for lane in range(sequences) if lane not in taken)
-    for stream, rows in chosen:
-        if stream not in placed:
-            selected.append(Selected(stream, rows, next(holes)))
-    selected.sort(key=lambda item: item.lane)
+    holes: list[int] = []
+    for lane in range(sequences):
+        stream = lanes[lane] if lane < len(lanes) else 0
+        rows = rows_of.pop(stream, None)
+        if rows is None:
+            holes.append(lane)
+        else:
+            selected.append(Selected(stream, rows, lane))
+    if rows_of:
+        newcomers = [(stream, rows) for stream, rows in chosen if stream in rows_of]
+        selected += [
+            Selected(stream, rows, lane)
+            for lane, (stream, rows) in zip(holes, newcomers, strict=False)
+        ]
+        selected.sort(key=_lane)
     return tuple(selected)
+
+
+def _lane(item: Selected) -> int:
+    return item.lane
 
 
 def lanes_after(step: Plan, sequences: int) -> tuple[int, ...]:

@@ -105,9 +105,8 @@ class Steps:
         self._lanes = scheduler.lanes_after(plan, self._budgets.sequences)
         for item in plan.selected:
             self._streams[item.stream].parked_steps = 0
-        for stream, reason in plan.deferred:
-            if reason != scheduler.Deferred.BLOCKED:
-                self._streams[stream].parked_steps += 1
+        for stream in (*plan.no_sequence, *plan.no_rows):
+            self._streams[stream].parked_steps += 1
         return plan
 
     def _grown(self, plan: scheduler.Plan, waiting: set[int]) -> bool:

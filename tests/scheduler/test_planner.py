@@ -12,7 +12,6 @@ from pagetrail.catalog.errors import BadInputError
 from pagetrail.controlplane.scheduler import (
     EMPTY,
     Budgets,
-    Deferred,
     FlightRecorder,
     Phase,
     Plan,
@@ -58,7 +57,7 @@ def test_decode_and_prefill_share_a_step_and_a_tile_bounds_the_prompt() -> None:
 def test_a_full_house_of_decodes_leaves_a_sequence_and_rows_to_prefill() -> None:
     step = plan([decode(n) for n in range(1, 6)] + [prefill(9, 500)], (0,) * 4, BUDGETS)
     assert rows_of(step) == {1: 1, 2: 1, 3: 1, 9: 32}
-    assert dict(step.deferred) == {4: Deferred.NO_SEQUENCE, 5: Deferred.NO_SEQUENCE}
+    assert step.no_sequence == (4, 5)
 
 
 def test_the_only_sequence_is_not_kept_from_decode() -> None:
@@ -69,7 +68,7 @@ def test_the_only_sequence_is_not_kept_from_decode() -> None:
 def test_a_blocked_stream_is_passed_over_and_later_ones_are_still_tried() -> None:
     step = plan([decode(1, ready=0), decode(2)], (0,) * 4, BUDGETS)
     assert rows_of(step) == {2: 1}
-    assert step.deferred == ((1, Deferred.BLOCKED),)
+    assert step.blocked == (1,)
 
 
 def test_order_within_a_phase_is_priority_then_deadline_then_arrival_then_stream() -> None:
@@ -104,7 +103,7 @@ def test_repair_goes_between_decode_and_prefill() -> None:
     small = Budgets(rows=2, sequences=4, prefill_tile=32, prefill_rows_min=0, parked_steps_max=8)
     step = plan([prefill(1, 9), work(2, Phase.REPAIR, 1), decode(3)], (0,) * 4, small)
     assert rows_of(step) == {3: 1, 2: 1}
-    assert step.deferred == ((1, Deferred.NO_ROWS),)
+    assert step.no_rows == (1,)
 
 
 def test_no_stream_is_passed_over_for_ever() -> None:
@@ -184,7 +183,8 @@ def test_every_plan_keeps_its_bounds_and_accounts_for_every_stream(
         assert source.phase == Phase.DECODE or item.rows <= min(source.rows, budgets.prefill_tile)
         if item.stream in lanes:
             assert item.lane == lanes.index(item.stream)
-    told = [item.stream for item in step.selected] + [stream for stream, _ in step.deferred]
+    told = [item.stream for item in step.selected]
+    told += (*step.blocked, *step.no_sequence, *step.no_rows)
     assert sorted(told) == sorted(by_stream)
     shuffled = list(items)
     order.shuffle(shuffled)  # type: ignore[attr-defined]
