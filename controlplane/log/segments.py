@@ -39,6 +39,7 @@ SEGMENT_MAGIC = b"PTSG"
 _FIELDS = struct.Struct("<4sHHQQq32s")
 _CRC = struct.Struct("<I")
 SEGMENT_HEADER_BYTES = _FIELDS.size + _CRC.size
+_SUFFIX = ".ptlog"
 _NAME = re.compile(r"segment-(\d{20})-(\d{10})\.ptlog")
 
 
@@ -106,6 +107,11 @@ def all_segments(log: Path) -> list[SegmentFile]:
         match = _NAME.fullmatch(name)
         if match:
             found.append(SegmentFile(log / name, int(match.group(1)), int(match.group(2))))
+        elif name.endswith(_SUFFIX):
+            raise CorruptionError(
+                f"{log / name} has not the name of a segment; expected {segment_name(0, 1)} or "
+                "alike: restore its name, or move away what does not belong there"
+            )
     return found
 
 

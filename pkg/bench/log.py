@@ -2,7 +2,8 @@
 
 Everything runs on one machine in one run, under the current directory, with the same payload and
 with every acknowledged fact on disk. A peer that is not installed leaves its column empty. The
-client processes are in ``log_load``, the peers in ``peers_log``.
+client processes are in ``log_load``, the peers in ``peers_log``; ``log_history`` measures what a long
+log costs at a start.
 """
 
 from __future__ import annotations
@@ -17,23 +18,16 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from pagetrail.bench.log_history import RECOVERY_FACTS, rebuild_row, recovery_rows
 from pagetrail.bench.log_load import PIPELINE_FACTS, bench_fact
 from pagetrail.bench.peers_log import redis_rates, sqlite_rate
 from pagetrail.bench.table import machine_name
-from pagetrail.catalog.envelope import Transaction
 from pagetrail.controlplane.log.client import FactClient
-from pagetrail.controlplane.log.committer import open_committer
-from pagetrail.controlplane.log.files import OsFiles
-from pagetrail.controlplane.log.limits import LogLimits
-from pagetrail.controlplane.log.transactions import encode_transactions
 from pagetrail.controlplane.log.writer import start_writer_process
 
 CLIENTS = 8
 MESSAGE_FACTS = 100
 WINDOW_MESSAGES = 8
-RECOVERY_FACTS = 10_000_000
-RECOVERY_GOAL_S = 5.0
-_COMMIT_MESSAGES = 10
 
 Row = dict[str, object]
 
@@ -46,7 +40,8 @@ def run(quick: bool) -> dict[str, object]:
         rows = [
             *_throughput(directory, seconds),
             _latency(directory / "latency", 300 if quick else 3_000),
-            _recovery(directory / "recovery", RECOVERY_FACTS // (10 if quick else 1)),
+            *recovery_rows(directory / "recovery", RECOVERY_FACTS // (10 if quick else 1)),
+            rebuild_row(directory / "rebuild", 5 if quick else 40),
         ]
     finally:
         shutil.rmtree(directory)
@@ -185,39 +180,4 @@ def _latency(directory: Path, rounds: int) -> Row:
         "ratio": round(floor / ours, 3),
         "goal": "<= 4 x peer",
         "met": ours <= 4 * floor,
-    }
-
-
-class _UnsyncedFiles(OsFiles):
-    """Building the log to recover from waits for no disk."""
-
-    def fdatasync(self, descriptor: int) -> None:
-        """Leave the bytes to the page cache."""
-
-
-def _recovery(directory: Path, facts: int) -> Row:
-    """Open a log as a writer does: checksums, chain, clients' numbers, registers."""
-    committer, _ = open_committer(directory, files=_UnsyncedFiles())
-    payload = tuple(bench_fact(number) for number in range(MESSAGE_FACTS))
-    for number in range(facts // MESSAGE_FACTS):
-        message = encode_transactions((Transaction(number, (), (), payload),))
-        committer.admit("filler", 1, message)
-        if number % _COMMIT_MESSAGES == _COMMIT_MESSAGES - 1:
-            committer.commit()
-    committer.commit()
-    committer.close()
-    start_ns = time.perf_counter_ns()
-    committer, _ = open_committer(directory, limits=LogLimits())
-    elapsed_s = (time.perf_counter_ns() - start_ns) / 1e9
-    committer.close()
-    goal_s = RECOVERY_GOAL_S * facts / RECOVERY_FACTS
-    return {
-        "case": f"recovery of {facts:,} facts",
-        "unit": "s",
-        "ours": round(elapsed_s, 3),
-        "peer": None,
-        "theirs": None,
-        "ratio": None,
-        "goal": f"<= {goal_s}",
-        "met": elapsed_s <= goal_s,
     }
