@@ -63,15 +63,17 @@ __device__ __forceinline__ void append_quantised(const QuantisedSlab& slab, cons
                                                  i64 n_slots, i32 n_rows, i32 n_heads,
                                                  i32* error) {
   const i32 lane = threadIdx.x & 31, warps = blockDim.x / 32;
-  const i64 n_units = i64{n_rows} * n_heads, step = i64{gridDim.x} * warps;
-  for (i64 unit = i64{blockIdx.x} * warps + threadIdx.x / 32; unit < n_units; unit += step) {
-    const i64 row = unit / n_heads, head = unit % n_heads, slot = slots[row];
+  const u32 heads = n_heads, n_units = n_rows * heads;  // below 2^31: the launcher checks it
+  for (u32 unit = blockIdx.x * warps + threadIdx.x / 32; unit < n_units;
+       unit += gridDim.x * warps) {
+    const u32 row = unit / heads, head = unit % heads;
+    const i64 slot = slots[row];
     if (slot < 0) continue;
     if (slot >= n_slots) {
       if (lane == 0) atomicOr(error, 1);
       continue;
     }
-    const float* from = slab.rows + row * slab.row_stride + head * slab.width;
+    const float* from = slab.rows + i64{row} * slab.row_stride + i64{head} * slab.width;
     const float scale =
         __fdiv_rn(largest_of_warp(from, slab.width, lane), Code::highest());
     unsigned char* to = slab.pool + (slot * n_heads + head) * slab.width;
@@ -81,7 +83,7 @@ __device__ __forceinline__ void append_quantised(const QuantisedSlab& slab, cons
 }
 
 #define DEFINE_APPEND(kernel, Code)                                                               \
-  PT_KERNEL(kernel, 256)(const float* first_rows, const float* second_rows, const i64* slots,     \
+  PT_KERNEL(kernel, 128)(const float* first_rows, const float* second_rows, const i64* slots,     \
                          unsigned char* first_pool, unsigned char* second_pool,                   \
                          float* first_scales, float* second_scales, i32* error, i64 n_slots,      \
                          i64 first_row_stride, i64 second_row_stride, i32 n_rows, i32 n_heads,    \

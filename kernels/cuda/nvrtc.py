@@ -104,5 +104,5 @@ def _nvrtc() -> Any:
         return importlib.import_module("cuda.bindings.nvrtc")
     except ImportError as error:
         raise NvrtcError(
-            "compiling CUDA kernels needs NVRTC: install cuda-bindings and nvidia-cuda-nvrtc-cu12"
+            "compiling CUDA kernels needs NVRTC: install the gpu or gpu13 extra"
         ) from error

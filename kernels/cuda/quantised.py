@@ -12,17 +12,18 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..abi import KernelInputError
+from ..abi import INT32_MAX, KernelInputError
 from ..device import AttentionSpec
 from .arrays import DeviceArray, Element, check_matrix, check_same_place, check_vector
 from .codes import CodedSlab
 from .copies import PageExtent
 from .launch import Launch, SourceModule, address
 from .operations import Partials, attention_launches, check_attention_rows
-from .paged import APPEND_THREADS, GRID_BLOCKS_MAX, BatchLayout, SlabLayer
+from .paged import GRID_BLOCKS_MAX, BatchLayout, SlabLayer
 
 MODULE = SourceModule("append_quantised.cu")
-WARPS_PER_BLOCK = APPEND_THREADS // 32
+THREADS = 128  # of an append; with more, the compiler saves registers by spilling
+WARPS_PER_BLOCK = THREADS // 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,8 +105,14 @@ def append(
     check_vector("slots", slots, slots.shape[0], Element.I64)
     check_vector("error", error, 1, Element.I32)
     check_same_place(named)
-    if slots.shape[0] == 0:
+    units = slots.shape[0] * first.slab.heads
+    if units == 0:
         return ()
+    if units > INT32_MAX:
+        raise KernelInputError(
+            f"an append of {slots.shape[0]} rows of {first.slab.heads} heads is {units} units of "
+            f"work, at most {INT32_MAX}; append fewer rows at a time"
+        )
     views = [pool.layer(layer) for pool in pools]
     places = [
         (m.address, v.address, v.scales, m.strides[0]) for m, v in zip(rows, views, strict=True)
@@ -131,10 +138,9 @@ def append(
         np.int32(views[0].width),
         np.int32(views[-1].width),
     )
-    units = slots.shape[0] * first.slab.heads
     grid = (min(GRID_BLOCKS_MAX, -(-units // WARPS_PER_BLOCK)), 1, 1)
     kernel = f"kv_append_{first.slab.code.name.lower()}"
-    return (Launch(MODULE, kernel, grid, APPEND_THREADS, 0, arguments),)
+    return (Launch(MODULE, kernel, grid, THREADS, 0, arguments),)
 
 
 def attention(
