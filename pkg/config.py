@@ -59,12 +59,19 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
 class WriterConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The one process that appends to the log."""
 
-    bind: Annotated[
-        Endpoint, Meta(description="Endpoint for appends and range fetches; port 0 takes any.")
-    ] = "tcp://127.0.0.1:7301"
+    bind: Annotated[Endpoint, Meta(description="Endpoint for appends; port 0 takes any.")] = (
+        "tcp://127.0.0.1:7301"
+    )
     publish: Annotated[
         Endpoint, Meta(description="Endpoint of the live stream; port 0 takes any.")
     ] = "tcp://127.0.0.1:7302"
+    bulk: Annotated[
+        Endpoint | None,
+        Meta(
+            description="Endpoint for ranges of the log and sealed files, which readers learn from "
+            "the writer; absent: a free port beside `bind`."
+        ),
+    ] = None
     clock: Annotated[
         WriterClock,
         Meta(description="Clock of `t_us`: the wall clock, or a logical one that only counts."),
@@ -415,8 +422,9 @@ def check_config(config: Config) -> None:
     for name, endpoint in (
         ("writer.bind", config.writer.bind),
         ("writer.publish", config.writer.publish),
+        ("writer.bulk", config.writer.bulk),
     ):
-        if is_local(endpoint):
+        if endpoint is None or is_local(endpoint):
             continue
         for key, value in (
             ("sockets.secret_key_file", config.sockets.secret_key_file),

@@ -7,7 +7,7 @@ thread (a callback that must only queue). Used by the worker and by the gateway 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from pagetrail.catalog.envelope import Transaction
@@ -20,6 +20,26 @@ from pagetrail.controlplane.log.limits import LogLimits
 from pagetrail.controlplane.log.stream import LogStream
 
 POLL_S = 0.1
+
+
+def spool_numbered(client: FactClient, transactions: Sequence[Transaction]) -> None:
+    """Spool transactions that a journal has numbered; they must be the client's next."""
+    if not transactions:
+        return
+    drafts = [
+        Draft(
+            facts=transaction.facts,
+            causes=transaction.causes,
+            compare_and_set=transaction.compare_and_set,
+        )
+        for transaction in transactions
+    ]
+    first = client.append_many(drafts)[0]
+    if first.client_seq != transactions[0].client_seq:
+        raise InvariantError(
+            f"{client.client} spooled transaction {first.client_seq}; its journal wrote "
+            f"{transactions[0].client_seq}. Something else appends to this client"
+        )
 
 
 class LogClient:
@@ -72,22 +92,7 @@ class LogClient:
 
     def spool(self, transactions: list[Transaction]) -> None:
         """Spool transactions that the journal has numbered; they must be the client's next."""
-        drafts = [
-            Draft(
-                facts=transaction.facts,
-                causes=transaction.causes,
-                compare_and_set=transaction.compare_and_set,
-            )
-            for transaction in transactions
-        ]
-        if not drafts:
-            return
-        first = self._facts.append_many(drafts)[0]
-        if first.client_seq != transactions[0].client_seq:
-            raise InvariantError(
-                f"{self._facts.client} spooled transaction {first.client_seq}; its journal wrote "
-                f"{transactions[0].client_seq}. Something else appends to this client"
-            )
+        spool_numbered(self._facts, transactions)
 
     def reserve(self, size_bytes: int) -> Callable[[], None]:
         """Room for one request's facts. Raises HeadroomError when the spool is short of it."""

@@ -15,12 +15,13 @@ from pagetrail.catalog.envelope import Transaction
 from pagetrail.catalog.errors import InvariantError, PagetrailError
 from pagetrail.catalog.index import LiveIndex
 from pagetrail.controlplane.cluster.traceworld import Shown
-from pagetrail.controlplane.log.client import Draft, FactClient
+from pagetrail.controlplane.log.client import FactClient
 from pagetrail.controlplane.log.errors import LogTimeoutError
 from pagetrail.controlplane.log.frames import Frame
 from pagetrail.controlplane.log.limits import LogLimits
 from pagetrail.controlplane.log.stream import LogStream
 from pagetrail.controlplane.log.writer import WriterProcess, start_writer_process
+from pagetrail.log_client import spool_numbered
 from pagetrail.log_follow import shown_of
 
 SETTLE_TIMEOUT_S = 120.0
@@ -115,20 +116,7 @@ class LogOutlet:
         return self._stream
 
     def _append(self, client: str, transactions: list[Transaction]) -> None:
-        drafts = [
-            Draft(
-                facts=transaction.facts,
-                causes=transaction.causes,
-                compare_and_set=transaction.compare_and_set,
-            )
-            for transaction in transactions
-        ]
-        first = self._clients[client].append_many(drafts)[0]
-        if first.client_seq != transactions[0].client_seq:
-            raise InvariantError(
-                f"{client} spooled transaction {first.client_seq}; its journal wrote "
-                f"{transactions[0].client_seq}. Something else appends to this client"
-            )
+        spool_numbered(self._clients[client], transactions)
         self.spooled += sum(len(transaction.facts) for transaction in transactions)
 
     def _flush(self, client: str) -> None:

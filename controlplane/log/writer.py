@@ -227,11 +227,29 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--directory", required=True, help="run directory; the log is its log/")
     parser.add_argument("--bind", default=LOOPBACK, help="endpoint for requests (port 0: any)")
     parser.add_argument("--publish", default=LOOPBACK, help="endpoint of the live stream")
+    parser.add_argument("--bulk", help="endpoint for ranges and files; default: beside --bind")
     parser.add_argument("--clock", default="wall", help="wall or logical")
     parser.add_argument("--limits", default="{}", help="LogLimits as JSON; absent ones default")
     parser.add_argument("--takeover", action="store_true", help="fence a writer that runs here")
     parser.add_argument("--keys", type=Path, help="JSON file with public, secret and clients")
     return parser.parse_args(argv)
+
+
+def serve_until_signal(loop: WriterLoop) -> None:
+    """Print the ready line and serve until SIGTERM or SIGINT. Raises what stopped the loop else."""
+
+    def on_signal(number: int, frame: FrameType | None) -> None:
+        loop.stop()
+
+    def ignore_signals() -> None:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, signal.SIG_IGN)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, on_signal)
+    ready = ReadyLine(READY, loop.endpoint, loop.publish_endpoint, loop.writer_epoch, loop.head)
+    os.write(sys.stdout.fileno(), msgspec.json.encode(ready) + b"\n")
+    loop.run(ignore_signals)
 
 
 def main(argv: Sequence[str] | None = None, *, files: Files | None = None) -> int:
@@ -248,6 +266,7 @@ def main(argv: Sequence[str] | None = None, *, files: Files | None = None) -> in
             arguments.directory,
             bind=arguments.bind,
             publish=arguments.publish,
+            bulk=arguments.bulk,
             limits=limits,
             clock=clock_of_name(arguments.clock),
             keys=keys,
@@ -257,21 +276,8 @@ def main(argv: Sequence[str] | None = None, *, files: Files | None = None) -> in
     except (PagetrailError, OSError, msgspec.MsgspecError) as error:
         print(f"pagetrail writer: {error}", file=sys.stderr)
         return 1
-
-    def on_signal(number: int, frame: FrameType | None) -> None:
-        loop.stop()
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, on_signal)
-    ready = ReadyLine(READY, loop.endpoint, loop.publish_endpoint, loop.writer_epoch, loop.head)
-    os.write(sys.stdout.fileno(), msgspec.json.encode(ready) + b"\n")
-
-    def ignore_signals() -> None:
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, signal.SIG_IGN)
-
     try:
-        loop.run(ignore_signals)
+        serve_until_signal(loop)
     except (PagetrailError, OSError) as error:
         print(f"pagetrail writer: {error}", file=sys.stderr)
         return 1

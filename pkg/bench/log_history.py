@@ -78,10 +78,13 @@ def recovery_rows(directory: Path, facts: int) -> list[Row]:
             "peer": peer,
             "theirs": round(floor_s, 3),
             "ratio": round(floor_s / seconds, 3),
-            "goal": f"<= {goal_s}",
-            "met": seconds <= goal_s,
+            "goal": None if goal is None else f"<= {goal}",
+            "met": None if goal is None else seconds <= goal,
         }
-        for how, seconds in (("with indexes", indexed_s), ("every byte walked", walked_s))
+        for how, seconds, goal in (
+            ("with indexes", indexed_s, goal_s),
+            ("indexes lost, every byte walked", walked_s, None),
+        )
     ]
 
 

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import signal
 from pathlib import Path
-from types import FrameType
 
 import click
-import msgspec
 
 from pagetrail.catalog.errors import BadInputError
 from pagetrail.commands.options import config_options, configuration, lifeline_option
@@ -17,7 +14,7 @@ from pagetrail.config import log_limits
 @click.command(name="writer")
 @config_options
 @click.option("--directory", help="Directory of the run (run.directory).")
-@click.option("--bind", help="Endpoint for appends and range fetches (writer.bind).")
+@click.option("--bind", help="Endpoint for appends (writer.bind).")
 @click.option("--publish", help="Endpoint of the live stream (writer.publish).")
 @click.option("--clock", help="wall or logical (writer.clock).")
 @click.option("--takeover", is_flag=True, help="Fence a writer that still runs on this directory.")
@@ -39,7 +36,7 @@ def command(
     import zmq
 
     from pagetrail.controlplane.log.clock import clock_of_name
-    from pagetrail.controlplane.log.writer import READY, ReadyLine, open_writer
+    from pagetrail.controlplane.log.writer import open_writer, serve_until_signal
     from pagetrail.curve_keys import server_keys
     from pagetrail.lifeline import end_with_stdin
 
@@ -58,6 +55,7 @@ def command(
             settings.run.directory,
             bind=settings.writer.bind,
             publish=settings.writer.publish,
+            bulk=settings.writer.bulk,
             limits=log_limits(settings),
             clock=clock_of_name(settings.writer.clock),
             keys=server_keys(settings.sockets),
@@ -68,18 +66,6 @@ def command(
             f"cannot listen on {settings.writer.bind} and {settings.writer.publish}: {error}; "
             "choose free ports with --bind and --publish (port 0 takes any)"
         ) from error
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        loop.stop()
-
-    def ignore_signals() -> None:
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, signal.SIG_IGN)
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, stop)
     if until_stdin_ends:
         end_with_stdin()
-    ready = ReadyLine(READY, loop.endpoint, loop.publish_endpoint, loop.writer_epoch, loop.head)
-    click.echo(msgspec.json.encode(ready))
-    loop.run(ignore_signals)
+    serve_until_signal(loop)
