@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import gc
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
 
+from pagetrail.catalog.errors import BadInputError
 from pagetrail.controlplane.cluster.simulator.faults import Fault
 from pagetrail.controlplane.cluster.simulator.setting import SimReport, SimSettings
 from pagetrail.controlplane.cluster.simulator.world import World
@@ -27,6 +28,58 @@ from pagetrail.controlplane.log.segments import (
 from pagetrail.replay.verify import verify
 
 GARBAGE_OBJECTS = 200_000
+PROGRESS_SEEDS = 100
+
+
+class SweepReport(msgspec.Struct, frozen=True):
+    """What the seeds of a sweep did, added up."""
+
+    settings: SimSettings  # with seed 0
+    first_seed: int
+    seeds: int
+    failed: tuple[tuple[int, str], ...] = ()  # (seed, violation)
+    requests: int = 0
+    events: int = 0
+    facts: int = 0
+    decisions: int = 0  # all derived again
+    verdicts: dict[str, int] = {}
+    faults: dict[str, int] = {}  # injected, by kind
+
+    def with_run(self, report: SimReport) -> SweepReport:
+        """The sweep with one more seed."""
+        failed = ((report.seed, report.violation),) if report.violation else ()
+        one = SweepReport(
+            self.settings,
+            report.seed,
+            1,
+            failed,
+            report.requests,
+            report.events,
+            report.facts,
+            report.decisions,
+            report.verdicts,
+            report.faults,
+        )
+        return self.plus(one)
+
+    def plus(self, other: SweepReport) -> SweepReport:
+        """Both, ``other`` being the seeds that follow."""
+        return SweepReport(
+            self.settings,
+            self.first_seed,
+            self.seeds + other.seeds,
+            self.failed + other.failed,
+            self.requests + other.requests,
+            self.events + other.events,
+            self.facts + other.facts,
+            self.decisions + other.decisions,
+            _added(self.verdicts, other.verdicts),
+            _added(self.faults, other.faults),
+        )
+
+
+def _added(one: dict[str, int], other: dict[str, int]) -> dict[str, int]:
+    return {name: one.get(name, 0) + other.get(name, 0) for name in sorted({*one, *other})}
 
 
 def simulate(settings: SimSettings, directory: Path | None = None) -> SimReport:
@@ -60,16 +113,47 @@ def _simulate(settings: SimSettings, directory: Path | None) -> SimReport:
 
 
 def sweep(
-    seeds: Iterable[int], settings: SimSettings, told: Callable[[SimReport], None]
-) -> list[SimReport]:
-    """Run many seeds; the reports that have a violation."""
-    failed = []
-    for seed in seeds:
-        report = simulate(msgspec.structs.replace(settings, seed=seed))
-        told(report)
-        if report.violation:
-            failed.append(report)
-    return failed
+    first_seed: int,
+    seeds: int,
+    settings: SimSettings,
+    told: Callable[[SimReport], None],
+    progress: Path | None = None,
+) -> SweepReport:
+    """Run many seeds from ``first_seed`` on.
+
+    With a progress file a line is added to it after every ``PROGRESS_SEEDS`` seeds, and a sweep
+    of the same settings that finds the file goes on where it ends. Raises BadInputError when the
+    file is of another sweep.
+    """
+    shape = msgspec.structs.replace(settings, seed=0)
+    total = SweepReport(shape, first_seed, 0)
+    if progress is not None and progress.exists():
+        for line in progress.read_bytes().splitlines():
+            total = total.plus(_read_part(line, progress, shape, first_seed + total.seeds))
+    while total.seeds < seeds:
+        part = SweepReport(shape, first_seed + total.seeds, 0)
+        for seed in range(part.first_seed, first_seed + min(total.seeds + PROGRESS_SEEDS, seeds)):
+            report = simulate(msgspec.structs.replace(settings, seed=seed))
+            told(report)
+            part = part.with_run(report)
+        total = total.plus(part)
+        if progress is not None:
+            with progress.open("ab") as file:
+                file.write(msgspec.json.encode(part) + b"\n")
+    return total
+
+
+def _read_part(line: bytes, progress: Path, shape: SimSettings, seed: int) -> SweepReport:
+    try:
+        part = msgspec.json.decode(line, type=SweepReport)
+    except msgspec.MsgspecError as error:
+        raise BadInputError(f"{progress} is no progress of a sweep: {error}") from error
+    if (part.settings, part.first_seed) != (shape, seed):
+        raise BadInputError(
+            f"{progress} is of another sweep, or has a gap: expected seed {seed} of {shape}, found "
+            f"{part.first_seed} of {part.settings}; give another file"
+        )
+    return part
 
 
 def shrink(settings: SimSettings, told: Callable[[str], None]) -> SimSettings:

@@ -36,6 +36,8 @@ from .worker_state import Live, StreamState, WorkerState
 
 def admit(state: WorkerState, live: Live, now_us: int) -> list[WorkerEffect]:
     """Decide over one waiting stream, and start it when it may."""
+    if live.stuck_at == state.reliefs:
+        return []  # nothing has come free since what it needs could not be evicted
     state.flush_advanced()
     view, start, prompt = state.view, state.start, live.prompt
     # The longest resident prefix that leaves the last prompt token to be computed.
@@ -63,9 +65,11 @@ def admit(state: WorkerState, live: Live, now_us: int) -> list[WorkerEffect]:
         live.admitted = state.decider.write([decided, adopt])
         if not evict(state, live.stream, choice.reclaim, live.admitted, [promise]):
             state.decider.write([AdoptionUndone(live.stream)])
+            live.stuck_at = state.reliefs
             return []
     else:
         live.admitted = state.decider.write([decided, adopt, promise])
+    live.stuck_at = -1
     waited_ns = (now_us - live.waits_since_us) * 1000
     state.decider.write([Outcome(KindId.ADMIT, live.stream, (waited_ns,))], causes=[live.admitted])
     return _choose_source(state, live)

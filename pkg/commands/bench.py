@@ -16,6 +16,7 @@ _BENCHES = {
     "pages": "hashing, look-up, allocation and eviction of pages",
     "replay": "decisions derived again, and bytes a decision",
     "serve": "a real model through pages: prefill and decode",
+    "sim": "simulated clusters under faults, checked and derived again",
 }
 
 

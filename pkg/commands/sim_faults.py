@@ -21,7 +21,7 @@ SEEDS_MAX = 1_000_000
 def _shape(command: Callable[..., Any]) -> Callable[..., Any]:
     for option in (
         click.option("--workers", type=click.IntRange(1, 16), default=4, show_default=True),
-        click.option("--pages", type=click.IntRange(24, 4_096), default=48, show_default=True),
+        click.option("--pages", type=click.IntRange(24, 4_096), default=32, show_default=True),
         click.option("--seconds", type=click.IntRange(1, 3_600), default=20, show_default=True),
         click.option(
             "--requests-per-s", type=click.IntRange(1, 1_000), default=20, show_default=True
@@ -77,8 +77,13 @@ def run(seed: int, log: Path | None, as_json: bool, **shape: int) -> None:
 @click.option("--from-seed", type=click.IntRange(min=0), default=0, show_default=True)
 @click.option("--seeds", type=click.IntRange(1, SEEDS_MAX), default=100, show_default=True)
 @_shape
+@click.option(
+    "--progress",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Note here what was done; a sweep that finds the file goes on where it ends.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def sweep(from_seed: int, seeds: int, as_json: bool, **shape: int) -> None:
+def sweep(from_seed: int, seeds: int, progress: Path | None, as_json: bool, **shape: int) -> None:
     """Run many seeds. Ends with 1 when one has a violation."""
     from pagetrail.simulate import sweep as sweep_seeds
 
@@ -86,13 +91,16 @@ def sweep(from_seed: int, seeds: int, as_json: bool, **shape: int) -> None:
         if not as_json and report.violation:
             click.echo(_line(report))
 
-    failed = sweep_seeds(range(from_seed, from_seed + seeds), _settings(0, **shape), told)
+    total = sweep_seeds(from_seed, seeds, _settings(0, **shape), told, progress)
     if as_json:
-        summary = {"seeds": seeds, "failed": [report.seed for report in failed]}
-        click.echo(msgspec.json.encode(summary))
+        click.echo(msgspec.json.format(msgspec.json.encode(total), indent=2))
     else:
-        click.echo(f"{seeds} seeds, {len(failed)} with a violation")
-    if failed:
+        click.echo(
+            f"{total.seeds} seeds, {len(total.failed)} with a violation: {total.requests} "
+            f"requests, {sum(total.faults.values())} faults, {total.events} events, "
+            f"{total.decisions} decisions derived again"
+        )
+    if total.failed:
         click.get_current_context().exit(1)
 
 

@@ -17,7 +17,7 @@ from .writer import SLOW_SYNC_US, SYNC_US
 if TYPE_CHECKING:
     from .world import World
 
-BAD_NETWORK = NetworkFaults(delay_us_max=40_000, lost_ppm=150_000, repeated_ppm=150_000)
+BAD_NETWORK = NetworkFaults(delay_us_max=300_000, lost_ppm=150_000, repeated_ppm=150_000)
 STEP_US = 5_000_000  # of a clock
 LOST_OBJECTS_PPM = 400_000
 
@@ -103,6 +103,7 @@ class Breaking:
                     return
                 worker.crash()
                 if fault.kind is FaultKind.POWER_OFF_WORKER:
+                    world.network.silence(fault.target)
                     world.spools[fault.target].lose_unsynced(world.timeline.now_us)
                 self._later(fault, world.restart_worker, fault.target)
 

@@ -34,6 +34,7 @@ class Network:
         self._timeline = timeline
         self._draw = draw
         self._handlers: dict[str, Handler] = {}
+        self._silent_since_us: dict[str, int] = {}
 
     def attach(self, node: str, handler: Handler) -> None:
         """A node is up and hears."""
@@ -43,17 +44,26 @@ class Network:
         """A node is down."""
         self._handlers.pop(node, None)
 
+    def silence(self, node: str) -> None:
+        """What a node has sent and is still on its way is lost."""
+        self._silent_since_us[node] = self._timeline.now_us
+
     def send(self, sender: str, receiver: str, message: object) -> None:
         """Send a message; it may arrive never, once or twice."""
-        faults, draw = self.faults, self._draw
+        faults, draw, timeline = self.faults, self._draw, self._timeline
         if draw.ppm(faults.lost_ppm):
             return
         low, high = faults.delay_us_min, faults.delay_us_max
-        self._timeline.after(draw.between(low, high), self._arrive, sender, receiver, message)
+        sent = (sender, receiver, message, timeline.now_us)
+        timeline.after(draw.between(low, high), self._arrive, *sent)
         if draw.ppm(faults.repeated_ppm):
-            self._timeline.after(draw.between(low, high), self._arrive, sender, receiver, message)
+            timeline.after(draw.between(low, high), self._arrive, *sent)
 
-    def _arrive(self, sender: str, receiver: str, message: object) -> None:
+    def _arrive(self, sender: str, receiver: str, message: object, sent_us: int) -> None:
         handler = self._handlers.get(receiver)
-        if handler is not None and (sender, receiver) not in self.cut:
+        if (
+            handler is not None
+            and (sender, receiver) not in self.cut
+            and sent_us > self._silent_since_us.get(sender, -1)
+        ):
             handler(sender, message)

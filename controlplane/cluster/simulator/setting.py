@@ -25,11 +25,13 @@ EVALUATORS = (
     "restore/min-completion@1",
     "checkpoint/expected-value@1",
     "keep/within-limits@1",
+    "preempt/min-cost@2",
+    "resume/min-completion@1",
 )
 COSTS = DeclaredCosts(
     prefill_ns_per_token=400_000,
     first_token_ns=4_000_000,
-    decode_ns_per_token=1_000_000,
+    decode_ns_per_token=4_000_000,
 )
 
 
@@ -38,8 +40,8 @@ class SimSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     seed: int
     workers: int = 4
-    pages: int = 48
-    lanes: int = 2
+    pages: int = 32
+    lanes: int = 4
     simulated_us: int = 20_000_000
     requests_per_s: int = 20
     fault_every_us: int = 1_000_000
@@ -61,10 +63,19 @@ class SimReport(msgspec.Struct, frozen=True, kw_only=True):
     digest: str  # of everything that happened
 
 
-def worker_start(name: str, settings: SimSettings) -> WorkerStarted:
-    """The start fact of a worker; its node fills in the epochs."""
+def worker_name(number: int) -> str:
+    """The name of a worker, counted from 0."""
+    return f"worker-{number}"
+
+
+def worker_start(number: int, settings: SimSettings) -> WorkerStarted:
+    """The start fact of a worker; its node fills in the epochs.
+
+    Every other worker reserves a request's whole output. The streams of the rest may outgrow what
+    they were promised, and then one gives way to another.
+    """
     return WorkerStarted(
-        worker=name,
+        worker=worker_name(number),
         worker_epoch=0,
         fingerprint=FINGERPRINT,
         pools=(PoolSpec("kv", 0, settings.pages, BLOCK_BYTES),),
@@ -73,14 +84,15 @@ def worker_start(name: str, settings: SimSettings) -> WorkerStarted:
         chunk_bytes=BLOCK_BYTES * CHUNK_BLOCKS,
         checkpoint_tiers=(Tier.SSD, Tier.OBJECT),
         publish_queue_max=1_024,
-        staging_bytes_max=BLOCK_BYTES,
+        staging_bytes_max=BLOCK_BYTES * CHUNK_BLOCKS,
         context_tokens=settings.pages * BLOCK_TOKENS,
         verify_rows=0,
         step_rows=settings.pages * BLOCK_TOKENS,
         lanes=settings.lanes,
         kept_columns_max=settings.pages,
         kept_nodes_max=settings.pages,
-        reserve_output=True,
+        reserve_output=number % 2 == 0,
+        grows=number % 2 == 1,
         costs=COSTS.by_metric(),
         evaluators=_bound(),
         previous_epoch=0,

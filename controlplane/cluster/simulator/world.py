@@ -24,7 +24,7 @@ from .log import WRITER, ReadFrame, SimSpool
 from .network import Network, NetworkFaults
 from .nodes import ROUTER, Begin, Node, SimWorker, Surroundings
 from .router_node import SimRouter
-from .setting import COSTS, SimReport, SimSettings, router_start, worker_start
+from .setting import COSTS, SimReport, SimSettings, router_start, worker_name, worker_start
 from .starting import Starter
 from .stores import Stores
 from .story import check_spools, check_story
@@ -47,7 +47,8 @@ class World:
         self.timeline = Timeline()
         self.network = Network(self.timeline, Draw(seed, "network"), NetworkFaults())
         self.stores = Stores(self.timeline, Draw(seed, "stores"))
-        names = [f"worker-{number}" for number in range(settings.workers)]
+        names = [worker_name(number) for number in range(settings.workers)]
+        self._numbers = {name: number for number, name in enumerate(names)}
         self.clocks = {name: SimClock(self.timeline) for name in (ROUTER, WRITER)}
         self.writer = SimWriter(
             self.timeline,
@@ -130,7 +131,7 @@ class World:
 
     def _begin_worker(self, name: str, begin: Begin) -> None:
         self._starting.pop(name, None)
-        start = worker_start(name, self.settings)
+        start = worker_start(self._numbers[name], self.settings)
         self.workers[name] = SimWorker(
             start, self._around, begin, self.stores, COSTS, self.invariants
         )
