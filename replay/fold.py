@@ -18,7 +18,7 @@ import msgspec
 from pagetrail.catalog.envelope import Op, Transaction
 from pagetrail.catalog.errors import CorruptionError, InvariantError
 from pagetrail.catalog.facts import KINDS, KindId, Role, decode_body
-from pagetrail.catalog.kinds.decision import Decision
+from pagetrail.catalog.kinds.decision import CITED_CHAIN_BYTES, Decision
 from pagetrail.catalog.kinds.router import RouterStarted, WorkerObserved
 from pagetrail.catalog.kinds.worker import Bound, Keyframe, WorkerStarted
 from pagetrail.controlplane.cluster.deciding import InForce
@@ -272,7 +272,7 @@ class Folder:
     ) -> str | None:
         if decision.evaluator != force.place:
             return f"names evaluator {decision.evaluator}, in force is {force.place}"
-        if decision.chain != self._position.chain:
+        if decision.chain != self._position.chain[:CITED_CHAIN_BYTES]:
             return "chain: it saw another history than the facts before it"
         try:
             inputs = inputs_of(kind, self._view, decision, self._history)

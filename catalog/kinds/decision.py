@@ -9,6 +9,11 @@ from msgspec import Meta
 
 from .content import Digest
 
+CITED_CHAIN_BYTES = 16
+"""How much of its journal's chain a decision cites: enough that no other history has it too."""
+
+CitedChain = Annotated[bytes, Meta(min_length=CITED_CHAIN_BYTES, max_length=CITED_CHAIN_BYTES)]
+
 
 class Decision(msgspec.Struct, frozen=True, array_like=True):
     """What was chosen, among what, why, from which inputs.
@@ -20,7 +25,9 @@ class Decision(msgspec.Struct, frozen=True, array_like=True):
     subject: Annotated[int, Meta(description="stream or request number; 0: the decider itself")]
     evaluator: Annotated[int, Meta(description="place in the epoch's table of evaluators")]
     as_of: Annotated[int, Meta(description="catalog facts seen (a log position); -1: none read")]
-    chain: Annotated[Digest, Meta(description="command chain of the view that was read")]
+    chain: Annotated[
+        CitedChain, Meta(description="command chain of the view that was read: its first bytes")
+    ]
     recorded: Annotated[msgspec.Raw, Meta(description="the evaluator kind's Recorded struct")]
     choice: Annotated[msgspec.Raw, Meta(description="the evaluator kind's Choice struct")]
     reason: Annotated[int, Meta(description="the evaluator kind's Reason")]

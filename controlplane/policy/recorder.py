@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from pagetrail.catalog.errors import BadInputError
-from pagetrail.catalog.kinds.decision import Decision
+from pagetrail.catalog.kinds.decision import CITED_CHAIN_BYTES, Decision
 
 from .types import PPM, AnyEvaluator, Evaluation, alternatives_digest
 
@@ -70,7 +70,8 @@ def record(
     """Evaluate, and build the decision fact.
 
     ``bound_index`` is the evaluator's place in the epoch's table; ``chain`` the command chain of
-    the view that the inputs were read from; ``recorded`` what of the inputs no fact implies.
+    the view that the inputs were read from, of which the first bytes are cited; ``recorded`` what
+    of the inputs no fact implies.
     """
     evaluation = evaluator.evaluate(weights, inputs)
     encode = _ENCODER.encode
@@ -83,7 +84,7 @@ def record(
         subject=subject,
         evaluator=bound_index,
         as_of=as_of,
-        chain=chain,
+        chain=chain[:CITED_CHAIN_BYTES],
         recorded=msgspec.Raw(encode(recorded)),
         choice=msgspec.Raw(encode(evaluation.choice)),
         reason=evaluation.reason,
