@@ -63,6 +63,9 @@ class LogLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     hello_ns: int = 1_000_000_000
     """An idle client says hello this often, so that a log that lost facts is found out."""
 
+    registers: int = 4_194_304
+    """Registers (see ``CompareAndSet``) that may be set at one time; a few hundred bytes each."""
+
     index_stride_bytes: int = 256 * 1024
     """The writer remembers the place of one frame per this many bytes of log."""
 

@@ -91,6 +91,7 @@ class Sequencer:
         self._answers = limits.answers
         self._books = ClientBooks(limits.answers)
         self._registers: dict[bytes, bytes] = {}
+        self._registers_max = limits.registers
         self._runs: list[tuple[str, int, bytes]] = []
         self._fact_count = 0
         self._transaction_count = 0
@@ -222,10 +223,26 @@ class Sequencer:
                 check_references(transaction)
         if not any(transaction.compare_and_set for transaction in transactions):
             return self._gather(client, client_epoch, transactions, payload)
+        self._check_register_room(transactions)
         taken = [self._apply_registers(transaction) for transaction in transactions]
         return self._gather(
             client, client_epoch, taken, encode_transactions(taken), refusals_among(taken)
         )
+
+    def _check_register_room(self, transactions: Sequence[Transaction]) -> None:
+        """``BadInputError`` when a message could set more registers than there may be."""
+        named = {
+            change.register
+            for transaction in transactions
+            for change in transaction.compare_and_set
+            if change.new is not None
+        }
+        if len(self._registers) + len(named - self._registers.keys()) > self._registers_max:
+            raise BadInputError(
+                f"the log guards {len(self._registers)} registers and may guard "
+                f"{self._registers_max}; clear those that are no longer contended for (set them "
+                "to nil), or start the writer with a higher limit on registers"
+            )
 
     def _apply_registers(self, transaction: Transaction) -> Transaction:
         changes = transaction.compare_and_set

@@ -2,8 +2,8 @@
 
 Everything runs on one machine in one run, under the current directory, with the same payload and
 with every acknowledged fact on disk. A peer that is not installed leaves its column empty. The
-client processes are in ``log_load``, the peers in ``peers_log``; ``log_history`` measures what a long
-log costs at a start.
+client processes are in ``log_load``, the peers in ``peers_log``; ``log_history`` measures what a
+long log costs at a start.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def run(quick: bool) -> dict[str, object]:
             *_throughput(directory, seconds),
             _latency(directory / "latency", 300 if quick else 3_000),
             *recovery_rows(directory / "recovery", RECOVERY_FACTS // (10 if quick else 1)),
-            rebuild_row(directory / "rebuild", 5 if quick else 40),
+            rebuild_row(directory / "rebuild", 3 if quick else 20),
         ]
     finally:
         shutil.rmtree(directory)

@@ -35,9 +35,7 @@ RECOVERY_GOAL_S = 5.0
 REBUILD_GOAL = 1_000_000
 _TWO_SEGMENTS_S = 1.5
 """A smaller log's share of the goal, but two segments are walked at any start."""
-_MESSAGE_FACTS = 100
-_COMMIT_MESSAGES = 10
-_FRAME_FACTS = _MESSAGE_FACTS * _COMMIT_MESSAGES
+_FRAME_FACTS = 1_000
 _TRACE_REQUESTS = 400
 _DIGEST_BYTES = 32
 
@@ -54,13 +52,11 @@ class UnsyncedFiles(OsFiles):
 def recovery_rows(directory: Path, facts: int) -> list[Row]:
     """Two rows: with indexes, and with every byte walked."""
     committer, _ = open_committer(directory, files=UnsyncedFiles())
-    payload = tuple(bench_fact(number) for number in range(_MESSAGE_FACTS))
-    for number in range(facts // _MESSAGE_FACTS):
+    payload = tuple(bench_fact(number) for number in range(_FRAME_FACTS))
+    for number in range(facts // _FRAME_FACTS):
         message = encode_transactions((Transaction(number, (), (), payload),))
         committer.admit("filler", 1, message)
-        if number % _COMMIT_MESSAGES == _COMMIT_MESSAGES - 1:
-            committer.commit()
-    committer.commit()
+        committer.commit()
     committer.close()
     indexed_s = _recovery_s(directory)
     for path in (directory / "log").glob("index-*"):

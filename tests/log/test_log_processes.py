@@ -147,6 +147,11 @@ def test_kill_nine_of_writer_and_client_loses_and_doubles_nothing(tmp_path: Path
 
 
 @pytest.mark.slow
+def test_twenty_kills_lose_and_double_nothing(tmp_path: Path) -> None:
+    kill_rounds(tmp_path, 20, seed=6)
+
+
+@pytest.mark.slow
 @pytest.mark.soak
 @pytest.mark.timeout(1_200)
 def test_two_hundred_kills_lose_and_double_nothing(tmp_path: Path) -> None:

@@ -301,3 +301,21 @@ def test_rebirth_keeps_answers_whatever_the_sizes(sizes: list[int]) -> None:
     reborn = Sequencer(limits)
     reborn.replay([sealed(sequencer)])
     assert places(admit(reborn, message), 0, len(sizes)) == first
+
+
+def test_registers_beyond_the_bound_are_refused_until_some_are_cleared() -> None:
+    sequencer = Sequencer(LogLimits(registers=3))
+
+    def set_to(number: int, register: bytes, before: bytes | None, after: bytes | None) -> object:
+        change = CompareAndSet(register, before, after)
+        message = [transaction(number, compare_and_set=[change])]
+        return sequencer.admit("a", 1, message, encode_transactions(message))
+
+    for number in range(3):
+        assert isinstance(set_to(number, bytes([number]), None, b"x"), Taken)
+    with pytest.raises(BadInputError, match="guards 3 registers and may guard 3; clear"):
+        set_to(3, b"one more", None, b"x")
+    assert sequencer.registers == 3
+    assert isinstance(set_to(3, b"\x01", b"x", b"y"), Taken)
+    assert isinstance(set_to(4, b"\x01", b"y", None), Taken)
+    assert isinstance(set_to(5, b"one more", None, b"x"), Taken)
