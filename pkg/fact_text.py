@@ -13,6 +13,7 @@ import msgspec
 
 from pagetrail.catalog.envelope import Fact, Op
 from pagetrail.catalog.facts import KINDS, decode_body
+from pagetrail.catalog.plain import plain
 
 LINE_VALUE_CHARS_MAX = 160
 
@@ -36,7 +37,7 @@ def fact_object(fact: Fact) -> dict[str, Any]:
         "op": Op(fact.op).name.lower(),
         "kind": KINDS[fact.kind].name,
         "schema_v": fact.schema_v,
-        "body": {name: plain(getattr(body, name)) for name in body.__struct_fields__},
+        "body": plain(body),
     }
 
 
@@ -57,18 +58,3 @@ def _short(value: Any) -> str:
     if len(text) <= LINE_VALUE_CHARS_MAX:
         return text
     return f"{text[:LINE_VALUE_CHARS_MAX]}...({len(text)} characters)"
-
-
-def plain(value: Any) -> Any:
-    """A body's value as JSON can hold it. Raises TypeError for what no body may contain."""
-    if value is None or isinstance(value, bool | int | str):
-        return value
-    if isinstance(value, msgspec.Raw):  # a struct that only its evaluator knows: its bare array
-        return plain(msgspec.msgpack.decode(value))
-    if isinstance(value, bytes | bytearray | memoryview):
-        return bytes(value).hex()
-    if isinstance(value, tuple | list):
-        return [plain(item) for item in value]
-    if isinstance(value, msgspec.Struct):
-        return {name: plain(getattr(value, name)) for name in value.__struct_fields__}
-    raise TypeError(f"a fact's body holds {value!r}, which is no value of the wire format")

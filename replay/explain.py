@@ -21,6 +21,7 @@ from pagetrail.catalog.facts import KINDS, KindId, Role, decode_body
 from pagetrail.catalog.kinds.decision import Decision, Outcome
 from pagetrail.catalog.kinds.router import RequestReceived
 from pagetrail.catalog.kinds.worker import RequestQueued, RouteForked
+from pagetrail.catalog.plain import plain
 from pagetrail.controlplane.policy.outcomes import OUTCOME_TERMS
 
 from .alternatives import Alternative, Rejected, alternatives, reason_name
@@ -295,14 +296,14 @@ def _explained(
     chosen: tuple[Alternative, ...] = ()
     rejected: tuple[Rejected, ...] = ()
     evaluator, weights, terms = f"evaluator {decision.evaluator}", {}, {}
-    recorded, choice, inputs = _plain(decision.recorded), _plain(decision.choice), None
+    recorded, choice, inputs = plain(decision.recorded), plain(decision.choice), None
     if derived is not None:
         force = derived.force
         evaluation = force.evaluator.evaluate(force.weights, derived.inputs)
         chosen, rejected = alternatives(force.evaluator, derived.inputs, evaluation)
-        evaluator, weights = force.evaluator.name, _plain(force.weights)
+        evaluator, weights = force.evaluator.name, plain(force.weights)
         terms = {term.name: term.unit for term in force.evaluator.terms}
-        choice, inputs = _plain(_typed(decision.choice, evaluation.choice)), _plain(derived.inputs)
+        choice, inputs = plain(_typed(decision.choice, evaluation.choice)), plain(derived.inputs)
     return Explained(
         name=name,
         position=_position(journal, transaction),
@@ -373,7 +374,7 @@ def _outcomes(effects: Iterable[tuple[EpochJournal, int, Transaction]]) -> Itera
 
 def _told(kind_id: int, schema_v: int, body: msgspec.Raw) -> Told:
     fields = decode_body(kind_id, schema_v, body)
-    return Told(_kind_name(kind_id), _plain(fields))
+    return Told(_kind_name(kind_id), plain(fields))
 
 
 def _kind_name(kind_id: int) -> str:
@@ -386,16 +387,3 @@ def _typed(stored: msgspec.Raw, derived: msgspec.Struct) -> object:
         return msgspec.msgpack.decode(stored, type=type(derived))
     except UNREADABLE:
         return stored
-
-
-def _plain(value: Any) -> Any:
-    """A value of the wire as JSON can hold it: structs by field name, bytes in hexadecimal."""
-    if isinstance(value, msgspec.Raw):
-        return _plain(msgspec.msgpack.decode(value))
-    if isinstance(value, msgspec.Struct):
-        return {name: _plain(getattr(value, name)) for name in value.__struct_fields__}
-    if isinstance(value, bytes):
-        return value.hex()
-    if isinstance(value, tuple | list):
-        return [_plain(item) for item in value]
-    return value

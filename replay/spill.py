@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+import weakref
 
 from pagetrail.catalog.errors import CorruptionError
 
@@ -16,23 +17,23 @@ class Spill:
     """An append-only file in the directory for temporary files (``TMPDIR``)."""
 
     def __init__(self) -> None:
-        self._file = tempfile.TemporaryFile(prefix="pagetrail-replay-")  # noqa: SIM115 - owned
+        self._file, path = tempfile.mkstemp(prefix="pagetrail-replay-")
+        os.unlink(path)
+        weakref.finalize(self, os.close, self._file)
         self._end = 0
-        self._flushed = 0
 
-    def write(self, data: bytes | memoryview) -> int:
+    def write(self, data: memoryview) -> int:
         """Append bytes; returns where they begin."""
         begin = self._end
-        self._file.write(data)
-        self._end += len(data)
+        while data:
+            written = os.write(self._file, data)
+            self._end += written
+            data = data[written:]
         return begin
 
     def read(self, begin: int, size_bytes: int) -> bytes:
-        """Bytes that were written. CorruptionError when the file has been cut from outside."""
-        if begin + size_bytes > self._flushed:
-            self._file.flush()
-            self._flushed = self._end
-        data = os.pread(self._file.fileno(), size_bytes, begin)
+        """Bytes that were written. CorruptionError when the file was cut from outside."""
+        data = os.pread(self._file, size_bytes, begin)
         if len(data) != size_bytes:
             raise CorruptionError(
                 f"the temporary file of this replay gave {len(data)} bytes at {begin}, "

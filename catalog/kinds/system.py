@@ -9,10 +9,12 @@ from msgspec import Meta
 
 
 class Refused(msgspec.Struct, frozen=True, array_like=True):
-    """Stands in the place of a transaction whose precondition did not hold."""
+    """Stands in the place of a transaction whose precondition did not hold.
+
+    What the client had expected is the client's to know: only its digest stands here.
+    """
 
     register: Annotated[bytes, Meta(description="register that did not match")]
-    expected: Annotated[bytes | None, Meta(description="value the client expected")]
     actual: Annotated[bytes | None, Meta(description="value the register held")]
     transaction_digest: Annotated[
         bytes, Meta(description="SHA-256 of the refused transaction's bytes")

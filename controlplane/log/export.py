@@ -20,6 +20,7 @@ import pyarrow.parquet as pq
 from pagetrail.catalog.envelope import Fact
 from pagetrail.catalog.errors import BadInputError, PagetrailError
 from pagetrail.catalog.facts import KINDS, decode_body
+from pagetrail.catalog.plain import plain
 from pagetrail.controlplane.log.reader import read_log
 
 _BATCH_FACTS = 65_536
@@ -117,21 +118,7 @@ def _fields(fact: Fact) -> str | None:
         body = decode_body(fact.kind, fact.schema_v, fact.body)
     except PagetrailError:
         return None
-    values = {name: _plain(getattr(body, name)) for name in body.__struct_fields__}
-    return msgspec.json.encode(values).decode()
-
-
-def _plain(value: Any) -> Any:
-    """The value in JSON's terms: bytes as hexadecimal, encoded parts decoded."""
-    if isinstance(value, msgspec.Raw):
-        return _plain(msgspec.msgpack.decode(value))
-    if isinstance(value, bytes):
-        return value.hex()
-    if isinstance(value, (tuple, list)):
-        return [_plain(item) for item in value]
-    if isinstance(value, msgspec.Struct):
-        return [_plain(getattr(value, name)) for name in value.__struct_fields__]
-    return value
+    return msgspec.json.encode(plain(body)).decode()
 
 
 def _write_lines(batches: Iterator[list[dict[str, Any]]], out: Path) -> int:

@@ -249,7 +249,7 @@ class Sequencer:
         for change in changes:
             actual = self._registers.get(change.register)
             if actual != change.expected:
-                return refused_transaction(transaction, change.register, change.expected, actual)
+                return refused_transaction(transaction, change.register, actual)
         if changes:
             self._flags |= FLAG_REGISTERS
             self._set_registers(changes)

@@ -179,11 +179,11 @@ def _check_registers(transaction: Transaction) -> None:
 
 
 def refused_transaction(
-    transaction: Transaction, register: bytes, expected: bytes | None, actual: bytes | None
+    transaction: Transaction, register: bytes, actual: bytes | None
 ) -> Transaction:
     """What the log holds in place of a transaction whose precondition failed."""
     digest = hashlib.sha256(encode_transaction(transaction)).digest()
-    body = encode_body(Refused(register, expected, actual, digest))
+    body = encode_body(Refused(register, actual, digest))
     fact = WireFact(1, KindId.REFUSED, SYSTEM_SCHEMA_VERSION, msgspec.Raw(body))
     return Transaction(transaction.client_seq, transaction.causes, (), (fact,))
 
