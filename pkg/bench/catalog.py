@@ -2,8 +2,8 @@
 
 A catalog of chains of 64 chunks, told in the arrival order of 16 interleaved requests, goes
 through the production replica and index. Floors and peers: a plain dictionary, hand-written SQL on
-the replica's own tables, clingo in a process of its own (peers_catalog.py; empty when it is not
-installed) and pyDatalog over a snapshot.
+the replica's own tables, clingo and Nemo in processes of their own (peers_catalog.py; empty when
+they are not installed) and pyDatalog over a snapshot.
 
 Figures are CPU time of all threads, with DuckDB on one, so that a busy machine does not change
 them; only pyDatalog's, which includes its process, is wall time.
@@ -11,35 +11,29 @@ them; only pyDatalog's, which includes its process, is wall time.
 
 from __future__ import annotations
 
-import importlib.util
-import json
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from hashlib import sha256
-from pathlib import Path
 
 import duckdb
 import msgspec
 import pyarrow as pa
 
-from pagetrail.catalog.datalog import Column, Relation, Schema, Type, compile_query
-from pagetrail.catalog.datalog import run as run_query
 from pagetrail.catalog.envelope import Fact
 from pagetrail.catalog.facts import fact
 from pagetrail.catalog.identity import ROOT, node_id, part_id
 from pagetrail.catalog.index import LiveIndex
-from pagetrail.catalog.kinds.content import Copy, CopyState, Node, Part, Tier
+from pagetrail.catalog.kinds.content import Copy, CopyState, LayoutPart, Model, Node, Part, Tier
 from pagetrail.catalog.pydatalog_front import PyDatalogSession, translate
 from pagetrail.catalog.replica import Replica, open_replica
 from pagetrail.catalog.replica_schema import CHUNK, SCHEMA
 from pagetrail.catalog.standing import rule_texts
 from pagetrail.controlplane.lookup import holdings, look_up
 
+from .catalog_closure import closure_rows
 from .table import BenchResult, BenchRow, machine_name
 
 CHAIN_CHUNKS = 64
@@ -47,34 +41,36 @@ LONG_CHUNKS = 512
 INTERLEAVED = 16
 WORKERS = 8
 APPLY_FACTS = 100_000
-PEER_SECONDS_MAX = 300
 FINGERPRINT = sha256(b"bench model").digest()
 
-OPEN = 2**63 - 1
+HOLDS = f"op = 1 AND to_seq = {2**63 - 1}"
 HAND_BOUNDARY = f"""
-WITH part_of AS (
-  SELECT g.i, p.e FROM given_chunk g JOIN node n ON n.e = g.node_e
-  JOIN part p ON p.node_e = n.e WHERE n.to_seq = {OPEN} AND p.to_seq = {OPEN}),
-wanted AS (SELECT i, count(*) AS parts FROM part_of GROUP BY i),
+WITH wanted AS (SELECT i, count(DISTINCT part_e) AS parts FROM given_chunk GROUP BY i),
 held AS (
   SELECT i, worker, tier FROM (
-    SELECT p.i, c.worker, c.tier, count(*) AS parts FROM part_of p
-    JOIN copy c ON c.part_e = p.e WHERE c.state = 1 AND c.to_seq = {OPEN} GROUP BY ALL)
-  JOIN wanted USING (i, parts)),
+    SELECT g.i, c.worker, c.tier, count(*) AS parts FROM given_chunk g
+    JOIN (SELECT * FROM events_copy WHERE {HOLDS} AND state = 1) c ON c.part_e = g.part_e
+    GROUP BY ALL) JOIN wanted USING (i, parts)),
 runs AS (
   SELECT worker, tier, i, row_number() OVER (PARTITION BY worker, tier ORDER BY i) - 1 AS place
   FROM held)
 SELECT worker, tier, max(i) + 1 FROM runs WHERE i = place GROUP BY ALL"""
 HAND_COPIES = f"""
-SELECT p.node_e, c.tier, c.state, count(*) FROM part p JOIN copy c ON c.part_e = p.e
-WHERE p.to_seq = {OPEN} AND c.to_seq = {OPEN} GROUP BY ALL"""
+SELECT p.node_e, c.tier, c.state, count(*)
+FROM (SELECT * FROM events_part WHERE {HOLDS}) p
+JOIN (SELECT * FROM events_copy WHERE {HOLDS}) c ON c.part_e = p.e GROUP BY ALL"""
 HAND_COMPLETE = f"""
-SELECT n.e FROM node n JOIN (
-  SELECT p.node_e, bool_and(r.part_e IS NOT NULL) AS whole FROM part p LEFT JOIN (
-    SELECT DISTINCT part_e FROM copy WHERE state = 1 AND to_seq = {OPEN}) r
-  ON r.part_e = p.e WHERE p.to_seq = {OPEN} GROUP BY ALL) w ON w.node_e = n.e
-WHERE w.whole AND n.to_seq = {OPEN}"""
-CLOSURE = "tc(X, Y) :- edge(X, Y). tc(X, Y) :- tc(X, Z), edge(Z, Y)."
+WITH demanded AS (
+  SELECT m.fingerprint, l."group", l.shard, count(*) OVER (PARTITION BY m.fingerprint) AS parts
+  FROM (SELECT * FROM events_model WHERE {HOLDS}) m
+  JOIN (SELECT * FROM events_layout_part WHERE {HOLDS}) l USING (layout_digest)),
+bound AS (
+  SELECT n.e AS node_e, d.parts, p.e FROM (SELECT * FROM events_node WHERE {HOLDS}) n
+  JOIN (SELECT * FROM events_part WHERE {HOLDS}) p ON p.node_e = n.e
+  JOIN demanded d USING (fingerprint, "group", shard))
+SELECT node_e FROM bound SEMI JOIN (
+  SELECT part_e FROM events_copy WHERE {HOLDS} AND state = 1) c ON c.part_e = bound.e
+GROUP BY node_e, parts HAVING count(*) = parts"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,11 +98,12 @@ def run(quick: bool) -> dict[str, object]:
             ),
             *_index_rows(world, repetitions * 20),
             *_boundary_rows(world, repetitions),
+            _resolve_row(world, max(3, repetitions // 5)),
             *_rule_rows(world, max(3, repetitions // 5)),
             _pydatalog_row(world),
         ]
     rows.append(_compile_row(repetitions))
-    rows.append(_closure_row(edges=20_000 if quick else 100_000))
+    rows += closure_rows(edges=20_000 if quick else 100_000)
     result = BenchResult(bench="catalog", machine=machine_name(), rows=tuple(rows))
     plain: dict[str, object] = msgspec.to_builtins(result)
     return plain
@@ -139,8 +136,12 @@ def _arrivals(prompts: tuple[tuple[bytes, ...], ...]) -> Iterator[tuple[int, int
 
 
 def _facts(prompts: tuple[tuple[bytes, ...], ...]) -> Iterator[Fact]:
-    """Node, part and first copy of each chunk; six of ten prompts get a second, durable copy."""
-    seq = 0
+    """The model's layout, then node, part and first copy of each chunk; six of ten prompts get a
+    second, durable copy."""
+    layout = sha256(b"bench layout").digest()
+    yield _said(0, 0, "worker-0", 0, Model(FINGERPRINT, "bench", "llama", layout, 256))
+    yield _said(1, 0, "worker-0", 1, LayoutPart(layout, 0, 0))
+    seq = 2
     for prompt, chunk in _arrivals(prompts):
         prefix = prompts[prompt][chunk]
         parent = prompts[prompt][chunk - 1] if chunk else ROOT
@@ -157,23 +158,15 @@ def _facts(prompts: tuple[tuple[bytes, ...], ...]) -> Iterator[Fact]:
             bodies.append(Copy(part, "", Tier.OBJECT, CopyState.READY, ""))
         tx = seq
         for place, body in enumerate(bodies):
-            said = fact(body)
-            yield Fact(
-                seq,
-                tx,
-                tx,
-                1,
-                worker,
-                1,
-                tx,
-                place,
-                (),
-                said.op,
-                said.kind,
-                said.schema_v,
-                said.body,
-            )
+            yield _said(seq, tx, worker, place, body)
             seq += 1
+
+
+def _said(seq: int, tx: int, worker: str, place: int, body: msgspec.Struct) -> Fact:
+    wire = fact(body)
+    return Fact(
+        seq, tx, tx, 1, worker, 1, tx, place, (), wire.op, wire.kind, wire.schema_v, wire.body
+    )
 
 
 def _world(chains: int) -> _World:
@@ -239,8 +232,7 @@ def _boundary_rows(world: _World, repetitions: int) -> list[BenchRow]:
     rows = []
     for chunks, goal_ms in ((CHAIN_CHUNKS, 3), (LONG_CHUNKS, 8)):
         many = [p for prompt in world.prompts[first:] for p in prompt][:chunks]
-        nodes = _node_ids(replica, many)
-        given = pa.table([range(len(nodes)), nodes], schema=_schema(CHUNK))
+        given = _chunk_ids(replica, many)
         connection = replica.connection.cursor()
         connection.register(CHUNK.table, given)
         hand_rows = {tuple(row) for row in connection.execute(HAND_BOUNDARY).fetchall()}
@@ -259,20 +251,36 @@ def _by_hand(connection: duckdb.DuckDBPyConnection, sql: str) -> object:
     return connection.execute(sql).fetchnumpy()
 
 
-def _node_ids(replica: Replica, prefixes: list[bytes]) -> list[int]:
-    prompt = pa.table(
+def _chunk_ids(replica: Replica, prefixes: list[bytes]) -> pa.Table:
+    """The wanted parts of a prompt's chunks, as ``chunk`` takes them."""
+    found = replica.query(
+        "?- chunk_of(I, Node, Part).",
+        {"fingerprint": FINGERPRINT},
+        inputs={"prompt": _prompt_table(prefixes)},
+    )
+    return found.rename_columns([column.name for column in CHUNK.columns])
+
+
+def _prompt_table(prefixes: list[bytes]) -> pa.Table:
+    return pa.table(
         [range(len(prefixes)), prefixes],
         schema=pa.schema([("i", pa.int64()), ("prefix", pa.binary())]),
     )
-    found = replica.query(
-        "?- chunk_of(I, Node).", {"fingerprint": FINGERPRINT}, inputs={"prompt": prompt}
+
+
+def _resolve_row(world: _World, repetitions: int) -> BenchRow:
+    """From digests to integer ids, which the rule of boundaries then takes: a scan by nature."""
+    prompt = _prompt_table(list(world.prompts[len(world.prompts) // 2]))
+    query = world.replica.compile("?- chunk_of(I, Node, Part).")
+    values = {"fingerprint": FINGERPRINT}
+    ours = _median_s(
+        partial(world.replica.run, query, values, inputs={"prompt": prompt}), repetitions
     )
-    nodes: list[int] = found.column("Node").to_pylist()
-    return nodes
-
-
-def _schema(relation: Relation) -> pa.Schema:
-    return pa.schema([(column.name, pa.int64()) for column in relation.columns])
+    return BenchRow(
+        case=f"ids of {CHAIN_CHUNKS} chunks from their digests, by the rule",
+        unit="ms",
+        ours=ours * 1e3,
+    )
 
 
 def _same(answer: pa.Table, expected: set[tuple[object, ...]], what: str) -> None:
@@ -316,18 +324,17 @@ def _rule_rows(world: _World, repetitions: int) -> list[BenchRow]:
 def _pydatalog_row(world: _World) -> BenchRow:
     """A join of one prompt's chunks with parts and copies. pyDatalog holds only the rows that the
     join needs; ours finds them in the whole catalog."""
-    nodes = _node_ids(world.replica, list(world.prompts[0]))
-    given = {CHUNK.name: pa.table([range(len(nodes)), nodes], schema=_schema(CHUNK))}
-    part = "part(A, B, C, D, E, F, G, Node)"
+    given = {CHUNK.name: _chunk_ids(world.replica, list(world.prompts[0]))}
+    part = "part(Part, B, C, D, E, F, G, Node)"
     query = world.replica.compile(
-        "?- chunk(I, Node), part(e: Part, node_e: Node), "
+        "?- chunk(I, Node, Part), part(e: Part, node_e: Node), "
         "copy(part_e: Part, worker: Worker, tier: Tier)."
     )
     snapshot = {
         CHUNK.name: given[CHUNK.name],
-        "part": world.replica.query(f"?- {part}, chunk(_, Node).", inputs=given),
+        "part": world.replica.query(f"?- {part}, chunk(_, Node, Part).", inputs=given),
         "copy": world.replica.query(
-            "?- copy(A, B, C, D, E, F, Part), part(e: Part, node_e: Node), chunk(_, Node).",
+            "?- copy(A, B, C, D, E, F, Part), part(e: Part, node_e: Node), chunk(_, Node, Part).",
             inputs=given,
         ),
     }
@@ -369,53 +376,3 @@ def _compile_row(repetitions: int) -> BenchRow:
         goal="under 1000",
         met=elapsed / rules < 1e-3,
     )
-
-
-def _closure_row(edges: int) -> BenchRow:
-    chains = edges // (CHAIN_CHUNKS - 1)
-    pairs = [
-        (chain * CHAIN_CHUNKS + link, chain * CHAIN_CHUNKS + link + 1)
-        for chain in range(chains)
-        for link in range(CHAIN_CHUNKS - 1)
-    ]
-    schema = Schema(
-        [Relation("edge", (Column("a", Type.INT), Column("b", Type.INT)), "edge", (("a", "b"),))]
-    )
-    connection = duckdb.connect()
-    connection.execute("SET threads = 1")
-    rows = pa.table(list(zip(*pairs, strict=True)), ["a", "b"])
-    connection.register("rows", rows)
-    connection.execute("CREATE TABLE edge AS SELECT * FROM rows")
-    query = compile_query(CLOSURE, schema)
-    start = time.process_time()
-    answer = run_query(connection, query, ordered=False)
-    ours = time.process_time() - start
-    expected = chains * CHAIN_CHUNKS * (CHAIN_CHUNKS - 1) // 2
-    if answer.num_rows != expected:
-        raise RuntimeError(f"the closure has {answer.num_rows} rows, expected {expected}")
-    theirs = _clingo_closure_s(pairs)
-    return BenchRow(
-        case=f"closure of {len(pairs):,} edges in chains, {answer.num_rows:,} rows as a table",
-        unit="s",
-        ours=ours,
-        peer="clingo, grounding and reading the atoms",
-        theirs=theirs,
-        ratio=None if theirs is None else theirs / ours,
-        goal=8.0,
-        met=None if theirs is None else theirs / ours >= 8,
-    )
-
-
-def _clingo_closure_s(pairs: list[tuple[int, int]]) -> float | None:
-    if importlib.util.find_spec("clingo") is None:
-        return None
-    answer = subprocess.run(
-        [sys.executable, str(Path(__file__).with_name("peers_catalog.py"))],
-        input=json.dumps({"edges": pairs, "rules": CLOSURE}),
-        capture_output=True,
-        text=True,
-        timeout=PEER_SECONDS_MAX,
-        check=True,
-    )
-    seconds: float = json.loads(answer.stdout)["seconds"]
-    return seconds
