@@ -8,13 +8,20 @@ from __future__ import annotations
 
 import json
 import sys
+import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 
 def main() -> None:
     order = json.load(sys.stdin)
-    run = {"transformers": transformers_figures, "vllm": vllm_figures}[order["peer"]]
+    run = {
+        "transformers": transformers_figures,
+        "vllm": vllm_figures,
+        "llama.cpp": llamacpp_figures,
+    }[order["peer"]]
     print(json.dumps(run(order)))
 
 
@@ -69,6 +76,82 @@ def vllm_figures(order: dict[str, Any]) -> dict[str, float]:
         found[f"prefill at batch {batch}"] = tokens / seconds[0]
         found[f"decode at batch {batch}"] = len(prompts) * order["new"] / (seconds[1] - seconds[0])
     return found
+
+
+def llamacpp_figures(order: dict[str, Any]) -> dict[str, float]:
+    """The same weights, dequantised; a slot a prompt; flash attention off, as it changes tokens."""
+    import xllamacpp
+
+    slots = max(len(prompts) for prompts in order["batches"].values())
+    longest = max(len(prompt) for prompts in order["batches"].values() for prompt in prompts)
+    parameters = xllamacpp.CommonParams()
+    with tempfile.TemporaryDirectory() as scratch:
+        file = Path(scratch) / "model.gguf"
+        _dequantised(Path(order["gguf"]), file, order["dtype"])
+        parameters.model.path = str(file)
+        parameters.n_parallel = slots
+        parameters.n_ctx = slots * (longest + order["new"] + 16)
+        parameters.n_gpu_layers = 0
+        parameters.cache_prompt = False
+        parameters.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
+        parameters.cpuparams.n_threads = order["threads"]
+        parameters.cpuparams_batch.n_threads = order["threads"]
+        server = xllamacpp.Server(parameters)
+        found = {}
+        for batch, prompts in order["batches"].items():
+            seconds = []
+            for new in (1, 1 + order["new"]):
+                start = time.perf_counter()
+                with ThreadPoolExecutor(len(prompts)) as pool:
+                    list(pool.map(lambda prompt, new=new: _complete(server, prompt, new), prompts))
+                seconds.append(time.perf_counter() - start)
+            tokens = sum(map(len, prompts))
+            found[f"prefill at batch {batch}"] = tokens / seconds[0]
+            made = len(prompts) * order["new"]
+            found[f"decode at batch {batch}"] = made / (seconds[1] - seconds[0])
+    return found
+
+
+def _complete(server: Any, prompt: list[int], new: int) -> None:
+    answer = server.handle_completions(
+        {
+            "prompt": prompt,
+            "n_predict": new,
+            "max_tokens": new,
+            "temperature": 0,
+            "ignore_eos": True,
+            "cache_prompt": False,
+        }
+    )
+    if "error" in answer:
+        raise RuntimeError(answer["error"])
+
+
+def _dequantised(source: Path, target: Path, dtype: str) -> None:
+    """A GGUF with the same fields whose matrices are of one plain type."""
+    import gguf
+
+    reader = gguf.GGUFReader(source)
+    architecture = reader.fields["general.architecture"].contents()
+    writer = gguf.GGUFWriter(target, architecture)
+    for name, field in reader.fields.items():
+        if name.startswith("GGUF.") or name == "general.architecture":
+            continue
+        kind = field.types[0]
+        writer.add_key_value(
+            name, field.contents(), kind, field.types[-1] if len(field.types) > 1 else None
+        )
+    half = {"fp32": None, "bf16": gguf.GGMLQuantizationType.BF16}[dtype]
+    for tensor in reader.tensors:
+        data = gguf.dequantize(tensor.data, tensor.tensor_type)
+        if half is None or data.ndim < 2:
+            writer.add_tensor(tensor.name, data.astype("float32"))
+        else:
+            writer.add_tensor(tensor.name, gguf.quantize(data, half), raw_dtype=half)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
 
 
 if __name__ == "__main__":
