@@ -33,13 +33,14 @@ from typing import Any, cast
 
 import gpu_decode
 import numpy as np
+from gpu_cases import CASES, Case, filled_pool, numbers, shrunk
 
 from pagetrail.kernels.abi import RaggedBatch, SlabSpec, Storage
-from pagetrail.kernels.cuda.codes import Code, CodedPool, CodedSlab
+from pagetrail.kernels.cuda.codes import AnyPool, Code
 from pagetrail.kernels.cuda_device import CudaOptions
 from pagetrail.kernels.cuda_runtime import CudaRuntime, CudaUnavailableError
 from pagetrail.kernels.cuda_step import CudaStepDevice
-from pagetrail.kernels.device import AttentionSpec, PagePool
+from pagetrail.kernels.device import AttentionSpec
 from pagetrail.kernels.oracle import attention as attention_oracle
 from pagetrail.kernels.plan import SequenceRows, plan
 
@@ -50,55 +51,6 @@ REPEATS = 15
 TOLERANCE = {Storage.F16: 1e-3, Storage.BF16: 5e-3, Code.E4M3: 1e-3, Code.I8: 1e-3}
 CHECK_TOKENS_MAX = 2_048
 PART_SECONDS = {"correctness": 80, "probes": 10, "decode": 150, "append": 20, "model": 80}
-
-
-@dataclass(frozen=True, slots=True)
-class Case:
-    """Decode of ``batch`` sequences of ``tokens``; ``goal_ppm`` is the first goal's fraction."""
-
-    name: str
-    batch: int
-    tokens: int
-    goal_ppm: int
-    kv_heads: int = 8
-    group: int = 4
-    width: int = 128
-    rotary: int = 0
-    window: int = 0
-    page_tokens: int = 16
-    storage: Storage | Code = Storage.F16
-
-    @property
-    def q_heads(self) -> int:
-        return self.kv_heads * self.group
-
-    @property
-    def row_bytes(self) -> int:
-        """Bytes of one token that a decode step reads."""
-        elements = self.width + self.rotary if self.rotary else 2 * self.width
-        if isinstance(self.storage, Code):
-            return self.kv_heads * (elements + 2 * 4)
-        return self.kv_heads * elements * self.storage.element_bytes
-
-    @property
-    def read_bytes(self) -> int:
-        seen = min(self.tokens, self.window) if self.window else self.tokens
-        return self.batch * seen * self.row_bytes
-
-
-CASES = (
-    Case("gqa 32/8 d128, 32 x 4k", 32, 4_096, 700_000),
-    Case("gqa 32/8 d128, 128 x 4k", 128, 4_096, 700_000),
-    Case("gqa 32/8 d128, 32 x 32k", 32, 32_768, 700_000),
-    Case("gqa 32/8 d128, 8 x 4k", 8, 4_096, 450_000),
-    Case("gqa 32/8 d128, 1 x 32k", 1, 32_768, 300_000),
-    Case("gqa 32/8 d128 bf16, 32 x 4k", 32, 4_096, 700_000, storage=Storage.BF16),
-    Case("gqa 32/8 d128 e4m3, 32 x 4k", 32, 4_096, 700_000, storage=Code.E4M3),
-    Case("gqa 32/8 d128 i8, 32 x 4k", 32, 4_096, 700_000, storage=Code.I8),
-    Case("window 4k, 64 x 8k", 64, 8_192, 500_000, window=4_096),
-    Case("window 1k, 64 x 8k", 64, 8_192, 500_000, window=1_024),
-    Case("mla 16 heads, 64 x 8k", 64, 8_192, 550_000, 1, 16, 512, 64),
-)
 
 
 @dataclass(slots=True)
@@ -147,24 +99,11 @@ class Step:
     """One case made ready: pools, the staged batch, queries, outputs, and the captured graph."""
 
     case: Case
-    pools: list[list[PagePool | CodedPool]]  # rotated
+    pools: list[list[AnyPool]]  # rotated
     batch: RaggedBatch
     q: Any
     out: Any
     graphs: list[Any]
-
-
-def shrunk(case: Case) -> Case:
-    """A rehearsal's size of a case: the same shapes of kernels, little work."""
-    return replace(
-        case,
-        batch=min(case.batch, 2),
-        tokens=min(case.tokens, 300),
-        window=min(case.window, 100),
-        kv_heads=min(case.kv_heads, 2),
-        width=64,
-        rotary=min(case.rotary, 16),
-    )
 
 
 def prepare(bench: Bench, case: Case) -> Step:
@@ -174,7 +113,10 @@ def prepare(bench: Bench, case: Case) -> Step:
     order = np.random.default_rng(0).permutation(pages).astype(np.int32)
     rotation = 1 if bench.rehearsal else max(2, -(-ROTATION_BYTES // case.read_bytes))
     widths = (case.width, case.rotary or case.width)
-    pools = [[filled_pool(bench, case, width, pages) for width in widths] for _ in range(rotation)]
+    pools = [
+        [filled_pool(bench.device, bench.torch, case, width, pages) for width in widths]
+        for _ in range(rotation)
+    ]
     cut = bench.device.cut(case.q_heads, case.kv_heads, case.batch)
     batch = plan(
         [
@@ -195,53 +137,19 @@ def prepare(bench: Bench, case: Case) -> Step:
     return step
 
 
-def filled_pool(bench: Bench, case: Case, width: int, pages: int) -> PagePool | CodedPool:
-    """A pool of random numbers, about normal."""
-    if isinstance(case.storage, Storage):
-        slab = SlabSpec(f"slab of {width}", 1, case.kv_heads, width, case.storage)
-        pool = bench.device.allocate(slab, pages, case.page_tokens)
-        pool.array.normal_()  # type: ignore[attr-defined]
-        return pool
-    coded = bench.device.allocate_coded(
-        CodedSlab(f"slab of {width}", 1, case.kv_heads, width, case.storage),
-        pages,
-        case.page_tokens,
-    )
-    codes: Any = coded.codes
-    # e4m3 up to 0x3f is below 2; its top bit and the bytes of I8 give both signs.
-    codes.random_(0, 0x40 if case.storage is Code.E4M3 else 0x100)
-    if case.storage is Code.E4M3:
-        codes.bitwise_or_(bench.torch.randint_like(codes, 2) << 7)
-    coded.scales.fill_(1.0 if case.storage is Code.E4M3 else 1.0 / 64)  # the latter near 2 as well
-    return coded
-
-
-def attend(bench: Bench, step: Step, pair: list[PagePool | CodedPool]) -> None:
+def attend(bench: Bench, step: Step, pair: list[AnyPool]) -> None:
     case = step.case
     keys: list[Any] = pair if case.rotary else pair[:1]
     values: Any = pair[0] if case.rotary else pair[1]
     what = AttentionSpec(case.q_heads, (case.width + case.rotary) ** -0.5)
-    coded = isinstance(case.storage, Code)
-    run = bench.device.attention_coded if coded else bench.device.attention
-    run(what, 0, step.q, keys, values, step.batch, step.out)
-
-
-def numbers(bench: Bench, pool: PagePool | CodedPool) -> np.ndarray[Any, Any]:
-    """The pool's numbers in float64, one layer."""
-    if isinstance(pool, PagePool):
-        stored: Any = pool.array
-        return stored.float().cpu().numpy()[0].astype(np.float64)
-    codes: Any = pool.codes
-    kind = bench.torch.float8_e4m3fn if pool.slab.code is Code.E4M3 else bench.torch.int8
-    values = codes.view(kind).float() * cast(Any, pool.scales)[..., None]
-    return values.cpu().numpy()[0].astype(np.float64)
+    bench.device.attention(what, 0, step.q, keys, values, step.batch, step.out)
 
 
 def relative_error(bench: Bench, step: Step) -> float:
     """Of the first graph's output against float64."""
     step.graphs[0].replay()
     case, pair = step.case, step.pools[0]
-    arrays = [numbers(bench, pool) for pool in pair]
+    arrays = [numbers(bench.torch, pool) for pool in pair]
     keys = np.concatenate(arrays, axis=-1) if case.rotary else arrays[0]
     values = arrays[0] if case.rotary else arrays[1]
     width = case.width + case.rotary

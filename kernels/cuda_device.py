@@ -8,8 +8,7 @@ not here: the engine pairs this device with a ``RowMath`` (split_device.py).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -26,9 +25,10 @@ from .abi import (
     check_pages,
     check_slots,
 )
-from .cuda import copies, operations, quantised
+from .cuda import any_pool, copies, operations
+from .cuda.any_pool import AnyArrays
 from .cuda.arrays import DeviceArray, Element, PoolArray
-from .cuda.codes import CodedPool, CodedSlab
+from .cuda.codes import AnyPool, CodedPool, CodedSlab
 from .cuda.copies import PageExtent
 from .cuda.launch import Launch
 from .cuda.operations import check_rows_of_table
@@ -112,7 +112,7 @@ class CudaDevice:
         self.append_together([pool], layer, [rows], slots)
 
     def append_together(
-        self, pools: Sequence[PagePool], layer: int, rows: Sequence[Any], slots: Any
+        self, pools: Sequence[AnyPool], layer: int, rows: Sequence[Any], slots: Any
     ) -> None:
         """Append to one or two slabs in one launch.
 
@@ -120,24 +120,16 @@ class CudaDevice:
         checked by whoever put them there, and one past the pool only raises the flag that
         ``check_errors`` reads.
         """
-        with self._appending(pools[0], rows, slots) as (arrays, where):
-            views = [self._pool(pool) for pool in pools]
-            error = self._describe(self._error)
-            self._run(operations.append(views, layer, arrays, where, error))
-
-    @contextmanager
-    def _appending(
-        self, pool: PagePool | CodedPool, rows: Sequence[Any], slots: Any
-    ) -> Iterator[tuple[list[DeviceArray], DeviceArray]]:
-        """Rows and slots as launches see them; uploads live until the launches are on the stream
-        that orders their reuse."""
         staged = next((s for s in self._staged if s and s.batch.slots is slots), None)
         if staged is None and isinstance(slots, np.ndarray):
-            check_slots(slots, pool.pages * pool.page_tokens)
+            check_slots(slots, pools[0].pages * pools[0].page_tokens)
+        # Tensors made here must live until the launches are on the stream that orders their reuse.
         on_card = [self._to_card(array) for array in (*rows, *(() if staged else (slots,)))]
         arrays = [self._describe(tensor) for tensor in on_card]
-        yield arrays[: len(rows)], staged.slots if staged else arrays[-1]
-        del on_card
+        where = staged.slots if staged else arrays[-1]
+        views = [self._view(pool) for pool in pools]
+        error = self._describe(self._error)
+        self._run(any_pool.append(views, layer, arrays[: len(rows)], where, error))
 
     def stage(
         self, batch: RaggedBatch, place: int = 0, rows_per_item: int | None = None
@@ -163,8 +155,8 @@ class CudaDevice:
         what: AttentionSpec,
         layer: int,
         q: Any,
-        keys: Sequence[PagePool],
-        values: PagePool,
+        keys: Sequence[AnyPool],
+        values: AnyPool,
         batch: RaggedBatch,
         out: Any,
         lse: Any = None,
@@ -172,12 +164,12 @@ class CudaDevice:
         staged = self._staged_batch(batch, values.pages)
         rows = self._rows(q, out, lse)
         self._run(
-            operations.attention(
+            any_pool.attention(
                 what,
                 layer,
                 rows.q,
-                [self._pool(pool) for pool in keys],
-                self._pool(values),
+                [self._view(pool) for pool in keys],
+                self._view(values),
                 staged.layout,
                 rows.out,
                 rows.lse,
@@ -196,44 +188,6 @@ class CudaDevice:
         scales = self._zeros(slab.name, shape, "float32")
         return CodedPool(slab, pages, page_tokens, codes, scales)
 
-    def append_coded(
-        self, pools: Sequence[CodedPool], layer: int, rows: Sequence[Any], slots: Any
-    ) -> None:
-        """As ``append_together``; every row gets its code and its scale."""
-        with self._appending(pools[0], rows, slots) as (arrays, where):
-            views = [self._coded(pool) for pool in pools]
-            error = self._describe(self._error)
-            self._run(quantised.append(views, layer, arrays, where, error))
-
-    def attention_coded(
-        self,
-        what: AttentionSpec,
-        layer: int,
-        q: Any,
-        keys: Sequence[CodedPool],
-        values: CodedPool,
-        batch: RaggedBatch,
-        out: Any,
-        lse: Any = None,
-    ) -> None:
-        """As ``attention``, over coded pools."""
-        staged = self._staged_batch(batch, values.pages)
-        rows = self._rows(q, out, lse)
-        self._run(
-            quantised.attention(
-                what,
-                layer,
-                rows.q,
-                [self._coded(pool) for pool in keys],
-                self._coded(values),
-                staged.layout,
-                rows.out,
-                rows.lse,
-                self._partials,
-            )
-        )
-        self._hand_back(rows, out, lse)
-
     # Work and copies
 
     def cut(self, q_heads: int, kv_heads: int, sequences: int) -> Cut:
@@ -241,12 +195,12 @@ class CudaDevice:
         blocks = SPLIT_BLOCKS_PER_MULTIPROCESSOR * self._multiprocessors
         return Cut(rows, sequences * kv_heads < blocks)
 
-    def page_copy(self, pool: PagePool | CodedPool, source: int, target: int) -> None:
+    def page_copy(self, pool: AnyPool, source: int, target: int) -> None:
         if not (0 <= source < pool.pages and 0 <= target < pool.pages):
             raise KernelInputError(f"pages {source} and {target} must lie in [0, {pool.pages})")
         lists = self._to_card(np.array([source, target], np.int32))
         at = lists.data_ptr()
-        for extent in self._extents(pool):
+        for extent in self._view(pool).extents():
             self._run(copies.page_copy(extent, at, at + lists.element_size(), 1))
 
     def poison(self, pool: PagePool, page_ids: Int32s) -> None:
@@ -270,14 +224,14 @@ class CudaDevice:
         (extent,) = self._rows_of(pool, page_ids, start, end)
         return self._transfers.begin_scatter(extent, page_ids, start, end, packed)
 
-    def gather(self, pool: PagePool | CodedPool, page_ids: Int32s, start: int, end: int) -> Bytes:
+    def gather(self, pool: AnyPool, page_ids: Int32s, start: int, end: int) -> Bytes:
         """As ``Device.gather``; of a coded pool the codes of the rows, then their scales."""
         extents = self._rows_of(pool, page_ids, start, end)
         return self._transfers.gather(extents, page_ids, start, end)
 
     def scatter(
         self,
-        pool: PagePool | CodedPool,
+        pool: AnyPool,
         page_ids: Int32s,
         start: int,
         end: int,
@@ -307,16 +261,11 @@ class CudaDevice:
             self._runtime.launch(launch, stream or self._runtime.compute)
 
     def _rows_of(
-        self, pool: PagePool | CodedPool, page_ids: Int32s, start: int, end: int
+        self, pool: AnyPool, page_ids: Int32s, start: int, end: int
     ) -> tuple[PageExtent, ...]:
         """The pool's bytes, after a check that ``[start, end)`` are rows of its pages."""
         check_rows_of_table(pool.pages, pool.page_tokens, page_ids.tolist(), start, end)
-        return self._extents(pool)
-
-    def _extents(self, pool: PagePool | CodedPool) -> tuple[PageExtent, ...]:
-        if isinstance(pool, CodedPool):
-            return self._coded(pool).extents()
-        return (self._pool(pool).extent(),)
+        return self._view(pool).extents()
 
     def _staged_batch(self, batch: RaggedBatch, pages: int) -> StagedBatch:
         """The batch where it was staged, else checked and staged now."""
@@ -349,9 +298,8 @@ class CudaDevice:
         shape, strides = tuple(tensor.shape), tuple(tensor.stride())
         return DeviceArray(tensor.data_ptr(), shape, strides, element, str(tensor.device))
 
-    def _pool(self, pool: PagePool) -> PoolArray:
+    def _view(self, pool: AnyPool) -> AnyArrays:
+        if isinstance(pool, CodedPool):
+            codes, scales = self._describe(pool.codes), self._describe(pool.scales)
+            return CodedArrays(pool.slab, pool.pages, pool.page_tokens, codes, scales)
         return PoolArray(pool.spec, pool.pages, pool.page_tokens, self._describe(pool.array))
-
-    def _coded(self, pool: CodedPool) -> CodedArrays:
-        codes, scales = self._describe(pool.codes), self._describe(pool.scales)
-        return CodedArrays(pool.slab, pool.pages, pool.page_tokens, codes, scales)

@@ -65,10 +65,15 @@ class PoolArray:
         at = self.array.address + layer * layer_stride * self.array.element.bytes
         return SlabLayer(at, page, token, head, self.spec.width)
 
-    def extent(self) -> PageExtent:
-        """The pool in bytes. Pages must be contiguous inside."""
+    @property
+    def width(self) -> int:
+        """Elements of a head."""
+        return self.spec.width
+
+    def extents(self) -> tuple[PageExtent, ...]:
+        """The pool in bytes, for copies. Pages must be contiguous inside."""
         element = self.array.element.bytes
-        return PageExtent(
+        extent = PageExtent(
             self.array.address,
             self.spec.layers,
             self.array.strides[0] * element,
@@ -76,6 +81,7 @@ class PoolArray:
             self.spec.row_bytes,
             self.page_tokens,
         )
+        return (extent,)
 
 
 def check_pool(pool: PoolArray) -> None:

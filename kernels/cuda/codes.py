@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..abi import Floats, KernelInputError
+from ..device import PagePool
 
 
 class Code(IntEnum):
@@ -60,3 +61,6 @@ class CodedPool:
     page_tokens: int
     codes: npt.NDArray[np.uint8]
     scales: Floats
+
+
+AnyPool = PagePool | CodedPool

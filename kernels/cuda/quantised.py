@@ -56,7 +56,12 @@ class CodedArrays:
             scales=self.scales.address + layer * self.slots * heads * 4,
         )
 
-    def extents(self) -> tuple[PageExtent, PageExtent]:
+    @property
+    def width(self) -> int:
+        """Elements of a head."""
+        return self.slab.width
+
+    def extents(self) -> tuple[PageExtent, ...]:
         """Codes and scales in bytes, for copies of pages and rows."""
         return (
             self._extent(self.codes, self.slab.row_bytes),

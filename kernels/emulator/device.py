@@ -25,7 +25,8 @@ from ..abi import (
     check_pages,
     check_slots,
 )
-from ..cuda import copies, operations, quantised
+from ..cuda import any_pool, copies, operations
+from ..cuda.any_pool import AnyArrays
 from ..cuda.arrays import (
     ELEMENT_OF,
     DeviceArray,
@@ -33,8 +34,7 @@ from ..cuda.arrays import (
     PoolArray,
     batch_layout,
 )
-from ..cuda.codes import CodedPool, CodedSlab
-from ..cuda.copies import PageExtent
+from ..cuda.codes import AnyPool, CodedPool, CodedSlab
 from ..cuda.launch import Launch, Launcher
 from ..cuda.operations import check_rows_of_table
 from ..cuda.paged import BatchLayout
@@ -72,14 +72,14 @@ class EmulatedDevice:
         self.append_together([pool], layer, [rows], slots)
 
     def append_together(
-        self, pools: Sequence[PagePool], layer: int, rows: Sequence[Floats], slots: Int64s
+        self, pools: Sequence[AnyPool], layer: int, rows: Sequence[Floats], slots: Int64s
     ) -> None:
         """Append to one or two slabs in one launch, as a step on a card does."""
         check_slots(slots, pools[0].pages * pools[0].page_tokens)
         error = np.zeros(1, np.int32)
         self._run(
-            operations.append(
-                [_pool(pool) for pool in pools],
+            any_pool.append(
+                [_view(pool) for pool in pools],
                 layer,
                 [describe(matrix) for matrix in rows],
                 describe(slots),
@@ -92,20 +92,21 @@ class EmulatedDevice:
         what: AttentionSpec,
         layer: int,
         q: Floats,
-        keys: Sequence[PagePool],
-        values: PagePool,
+        keys: Sequence[AnyPool],
+        values: AnyPool,
         batch: RaggedBatch,
         out: Floats,
         lse: Floats | None = None,
     ) -> None:
-        layout, partials = self._ready(what, batch, values.pages, values.spec.width)
+        view = _view(values)
+        layout, partials = self._ready(what, batch, values.pages, view.width)
         self._run(
-            operations.attention(
+            any_pool.attention(
                 what,
                 layer,
                 describe(q),
-                [_pool(pool) for pool in keys],
-                _pool(values),
+                [_view(pool) for pool in keys],
+                view,
                 layout,
                 describe(out),
                 None if lse is None else describe(lse),
@@ -135,71 +136,27 @@ class EmulatedDevice:
         codes, scales = np.zeros((*shape, slab.width), np.uint8), np.zeros(shape, np.float32)
         return CodedPool(slab, pages, page_tokens, codes, scales)
 
-    def append_coded(
-        self, pools: Sequence[CodedPool], layer: int, rows: Sequence[Floats], slots: Int64s
-    ) -> None:
-        """As ``append_together``; every row gets its code and its scale."""
-        check_slots(slots, pools[0].pages * pools[0].page_tokens)
-        error = np.zeros(1, np.int32)
-        self._run(
-            quantised.append(
-                [_coded(pool) for pool in pools],
-                layer,
-                [describe(matrix) for matrix in rows],
-                describe(slots),
-                describe(error),
-            )
-        )
-
-    def attention_coded(
-        self,
-        what: AttentionSpec,
-        layer: int,
-        q: Floats,
-        keys: Sequence[CodedPool],
-        values: CodedPool,
-        batch: RaggedBatch,
-        out: Floats,
-        lse: Floats | None = None,
-    ) -> None:
-        """As ``attention``, over coded pools."""
-        layout, partials = self._ready(what, batch, values.pages, values.slab.width)
-        self._run(
-            quantised.attention(
-                what,
-                layer,
-                describe(q),
-                [_coded(pool) for pool in keys],
-                _coded(values),
-                layout,
-                describe(out),
-                None if lse is None else describe(lse),
-                partials,
-                reference=self._reference,
-            )
-        )
-
     # Work and copies
 
     def cut(self, q_heads: int, kv_heads: int, sequences: int) -> Cut:
         del sequences
         return Cut(max(1, ROWS_PER_ITEM_LINES // (q_heads // kv_heads)), False)
 
-    def page_copy(self, pool: PagePool | CodedPool, source: int, target: int) -> None:
+    def page_copy(self, pool: AnyPool, source: int, target: int) -> None:
         if not (0 <= source < pool.pages and 0 <= target < pool.pages):
             raise KernelInputError(f"pages {source} and {target} must lie in [0, {pool.pages})")
         lists = np.array([source, target], np.int32)
         at = describe(lists).address
-        for extent in _extents(pool):
+        for extent in _view(pool).extents():
             self._run(copies.page_copy(extent, at, at + lists.itemsize, 1))
 
     def gather(
-        self, pool: PagePool | CodedPool, page_ids: Int32s, start: int, end: int
+        self, pool: AnyPool, page_ids: Int32s, start: int, end: int
     ) -> npt.NDArray[np.uint8]:
         """As ``Device.gather``; of a coded pool the codes of the rows, then their scales."""
         check_rows_of_table(pool.pages, pool.page_tokens, page_ids.tolist(), start, end)
         ids, parts = np.ascontiguousarray(page_ids, np.int32), []
-        for extent in _extents(pool):
+        for extent in _view(pool).extents():
             packed = np.empty(extent.rows_bytes(end - start), np.uint8)
             at = describe(packed).address
             self._run(copies.gather(extent, at, describe(ids).address, start, end))
@@ -208,7 +165,7 @@ class EmulatedDevice:
 
     def scatter(
         self,
-        pool: PagePool | CodedPool,
+        pool: AnyPool,
         page_ids: Int32s,
         start: int,
         end: int,
@@ -216,7 +173,7 @@ class EmulatedDevice:
     ) -> None:
         """The inverse of ``gather``."""
         check_rows_of_table(pool.pages, pool.page_tokens, page_ids.tolist(), start, end)
-        extents = _extents(pool)
+        extents = _view(pool).extents()
         need = sum(extent.rows_bytes(end - start) for extent in extents)
         if packed.dtype != np.uint8 or packed.shape != (need,) or not packed.flags.c_contiguous:
             raise KernelInputError(
@@ -244,15 +201,9 @@ def describe(array: npt.NDArray[np.generic], element: Element | None = None) -> 
     return DeviceArray(array.ctypes.data, array.shape, strides, kind)
 
 
-def _extents(pool: PagePool | CodedPool) -> tuple[PageExtent, ...]:
-    return _coded(pool).extents() if isinstance(pool, CodedPool) else (_pool(pool).extent(),)
-
-
-def _coded(pool: CodedPool) -> CodedArrays:
-    codes, scales = describe(pool.codes), describe(pool.scales)
-    return CodedArrays(pool.slab, pool.pages, pool.page_tokens, codes, scales)
-
-
-def _pool(pool: PagePool) -> PoolArray:
+def _view(pool: AnyPool) -> AnyArrays:
+    if isinstance(pool, CodedPool):
+        codes, scales = describe(pool.codes), describe(pool.scales)
+        return CodedArrays(pool.slab, pool.pages, pool.page_tokens, codes, scales)
     array = describe(pool.array, ELEMENT_OF[pool.spec.storage])
     return PoolArray(pool.spec, pool.pages, pool.page_tokens, array)

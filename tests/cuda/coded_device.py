@@ -51,7 +51,7 @@ class CodedDevice:
 
     def append(self, pool: PagePool, layer: int, rows: np.ndarray, slots: np.ndarray) -> None:
         coded = self.coded(pool)
-        self._inner.append_coded([coded], layer, [rows], slots)
+        self._inner.append_together([coded], layer, [rows], slots)
         with np.errstate(invalid="ignore", over="ignore"):
             shown = numbers(_host(coded.codes), self._code) * _host(coded.scales)[..., None]
             pool.array[...] = shown.astype(pool.array.dtype)
@@ -68,7 +68,7 @@ class CodedDevice:
         lse: np.ndarray | None = None,
     ) -> None:
         coded = [self.coded(pool) for pool in keys]
-        self._inner.attention_coded(what, layer, q, coded, self.coded(values), batch, out, lse)
+        self._inner.attention(what, layer, q, coded, self.coded(values), batch, out, lse)
 
 
 def _host(array: Any) -> np.ndarray:

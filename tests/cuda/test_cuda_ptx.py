@@ -118,7 +118,7 @@ def test_codes_and_scales_are_the_bits_of_the_sources(
         results = []
         for where in (device, sources):
             pool = where.allocate_coded(CodedSlab("k", 1, 3, width, code), 4, 8)
-            where.append_coded([pool], 0, [np.ascontiguousarray(rows[:, : 3 * width])], slots)
+            where.append_together([pool], 0, [np.ascontiguousarray(rows[:, : 3 * width])], slots)
             written = pool.scales.reshape(32, 3)[slots[[0, 2, 3]]]
             results.append((pool.codes.tobytes(), np.nan_to_num(written, nan=-1.0).tobytes()))
         assert results[0] == results[1]

@@ -22,7 +22,7 @@ from paged_cases import (
     relative_error,
 )
 
-from pagetrail.kernels.abi import KernelInputError, Storage
+from pagetrail.kernels.abi import KernelInputError, SlabSpec, Storage
 from pagetrail.kernels.cuda.codes import Code, CodedSlab
 from pagetrail.kernels.cuda.quantised import CodedArrays, append
 from pagetrail.kernels.device import AttentionSpec
@@ -127,7 +127,7 @@ def test_codes_in_a_later_layer_leave_the_first_alone() -> None:
     device = EmulatedDevice(HostLauncher())
     pool = device.allocate_coded(CodedSlab("k", 3, 2, 64, Code.I8), 4, 8)
     rows = np.random.default_rng(2).standard_normal((2, 128)).astype(np.float32)
-    device.append_coded([pool], 2, [rows], np.array([31, 0], np.int64))
+    device.append_together([pool], 2, [rows], np.array([31, 0], np.int64))
     assert pool.codes[2].reshape(32, 128)[[0, 31]].any(axis=1).all()
     assert (pool.scales[2].reshape(32, 2)[[0, 31]] > 0).all()
     assert not pool.codes[:2].any()
@@ -206,10 +206,10 @@ def test_a_row_with_nan_reaches_the_output_of_rows_that_see_it_as_nan() -> None:
     pool = device.allocate_coded(CodedSlab("k", 1, 1, 64, Code.E4M3), 1, 16)
     rows = np.ones((3, 64), np.float32)
     rows[1, 5] = np.nan
-    device.append_coded([pool], 0, [rows], np.arange(3, dtype=np.int64))
+    device.append_together([pool], 0, [rows], np.arange(3, dtype=np.int64))
     out = np.zeros((1, 64), np.float32)
     batch = plan([SequenceRows(1, 3, np.zeros(1, np.int32))], 16)
-    device.attention_coded(AttentionSpec(1, 1.0), 0, rows[:1], [pool], pool, batch, out)
+    device.attention(AttentionSpec(1, 1.0), 0, rows[:1], [pool], pool, batch, out)
     assert np.isnan(out).all()
 
 
@@ -219,4 +219,16 @@ def test_pools_of_two_codes_in_one_call_are_refused() -> None:
     batch = plan([SequenceRows(1, 1, np.zeros(1, np.int32))], 16)
     rows = np.zeros((1, 64), np.float32)
     with pytest.raises(KernelInputError, match="'E4M3' has other heads, code, pages"):
-        device.attention_coded(AttentionSpec(1, 1.0), 0, rows, pools[:1], pools[1], batch, rows)
+        device.attention(AttentionSpec(1, 1.0), 0, rows, pools[:1], pools[1], batch, rows)
+
+
+def test_plain_numbers_and_codes_in_one_call_are_refused() -> None:
+    device = EmulatedDevice(HostLauncher())
+    coded = device.allocate_coded(CodedSlab("k", 1, 1, 64, Code.I8), 1, 16)
+    plain = device.allocate(SlabSpec("v", 1, 1, 64, Storage.F16), 1, 16)
+    batch = plan([SequenceRows(1, 1, np.zeros(1, np.int32))], 16)
+    rows = np.zeros((1, 64), np.float32)
+    with pytest.raises(KernelInputError, match="not some of each"):
+        device.attention(AttentionSpec(1, 1.0), 0, rows, [coded], plain, batch, rows)
+    with pytest.raises(KernelInputError, match="not some of each"):
+        device.append_together([plain, coded], 0, [rows, rows], np.zeros(1, np.int64))
