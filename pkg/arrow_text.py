@@ -43,7 +43,7 @@ def write_table(table: pa.Table, form: TableFormat, out: BinaryIO) -> None:
 
 
 def _terminal_text(table: pa.Table) -> str:
-    shown = Table(box=box.SIMPLE_HEAD, caption=f"{table.num_rows} rows", caption_justify="left")
+    shown = Table(box=box.SIMPLE_HEAD)
     for field in table.schema:
         right = pa.types.is_integer(field.type)
         shown.add_column(field.name, justify="right" if right else "left", overflow="fold")
@@ -52,6 +52,7 @@ def _terminal_text(table: pa.Table) -> str:
     console = Console()
     with console.capture() as captured:
         console.print(shown)
+        console.print(f"{table.num_rows} row{'' if table.num_rows == 1 else 's'}")
     return captured.get()
 
 

@@ -56,7 +56,7 @@ def query(
     from pagetrail.log_replica import caught_up_replica
 
     text = _query_text(rule, file)
-    values = dict(_parameter(given) for given in parameters)
+    values = dict(parameter(given) for given in parameters)
     with caught_up_replica(log, replica) as opened:
         name = "<query>" if file is None else str(file)
         table = opened.query(text, values, file=name, as_of=as_of)
@@ -78,11 +78,11 @@ def _query_text(rule: str | None, file: Path | None) -> str:
         raise BadInputError(f"{file} is not UTF-8 text ({error}); expected rules") from error
 
 
-def _parameter(given: str) -> tuple[str, int | str | bytes]:
+def parameter(given: str) -> tuple[str, int | str | bytes]:
     """(name, value) of a NAME=VALUE; the form of the value decides its type."""
     match = _PARAMETER.fullmatch(given)
     if match is None:
-        raise BadInputError(f"--param {given} is not NAME=VALUE; for example --param node=17")
+        raise BadInputError(f"{given} is not NAME=VALUE; for example node=17")
     name, text = match.groups()
     if re.fullmatch(r"-?[0-9]+", text):
         return name, int(text)
