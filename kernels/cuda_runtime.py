@@ -119,8 +119,8 @@ class CudaRuntime:
         return graph
 
     def _external(self, stream: Any) -> Any:
-        """A torch stream as CuPy's current one."""
+        """A torch stream as CuPy's current one; older builds of either lack the stream protocol."""
         stream_type = self.cupy.cuda.Stream
-        if hasattr(stream_type, "from_external"):
+        if hasattr(stream_type, "from_external") and hasattr(stream, "__cuda_stream__"):
             return stream_type.from_external(stream)
         return self.cupy.cuda.ExternalStream(stream.cuda_stream)

@@ -33,6 +33,7 @@ class Recorder:
         self.events_complete = True  # of events made from now on; else only once waited for
         self.launcher = HostLauncher()
         self.modules: dict[str, SourceModule] = {}
+        self.streams: list[Stream] = []
 
     def note(self, *call: str) -> None:
         self.calls.append(call)
@@ -131,6 +132,14 @@ class Stream:
         self.name = "compute" if priority < 0 else "transfer"
         self._recorder = recorder
         recorder.note("stream", self.name, str(priority))
+        recorder.streams.append(self)
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return 0, id(self)
+
+    @property
+    def cuda_stream(self) -> int:
+        return id(self)
 
     def wait_event(self, event: Event) -> None:
         self._recorder.note("wait_event", self.name, event.stream)
@@ -210,17 +219,23 @@ class RecordingTorch:
 
 
 class RecordingCupy:
-    """The part of CuPy that loads and launches."""
+    """The part of CuPy that loads and launches. ``older`` knows streams by their pointers."""
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: Recorder, *, older: bool = False) -> None:
         self._recorder = recorder
         self.cuda = SimpleNamespace(Stream=SimpleNamespace(from_external=self._external))
+        if older:
+            self.cuda = SimpleNamespace(Stream=SimpleNamespace(), ExternalStream=self._pointer)
 
     @contextmanager
     def _external(self, stream: Stream) -> Iterator[None]:
         before, self._recorder.current = self._recorder.current, stream.name
         yield
         self._recorder.current = before
+
+    def _pointer(self, pointer: int) -> Any:
+        (stream,) = (s for s in self._recorder.streams if s.cuda_stream == pointer)
+        return self._external(stream)
 
     def RawModule(self, *, path: str) -> Any:  # noqa: N802 - CuPy's own name
         self._recorder.outside_capture("loading a module")

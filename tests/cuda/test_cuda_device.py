@@ -235,6 +235,16 @@ def test_coded_pages_are_copied_and_moved_with_their_scales(device: CudaDevice) 
         assert not moved[1][:, [0, 7]].any()
 
 
+def test_an_older_cupy_launches_on_the_same_streams(recorder: Recorder) -> None:
+    cupy, fake = RecordingCupy(recorder, older=True), RecordingTorch(recorder)
+    device = CudaDevice(CudaRuntime(cupy, fake, compiled=recorder.compiled), SMALL)
+    pool = device.allocate(SlabSpec("k", 1, 1, 64, Storage.F16), 4, 4)
+    device.append(pool, 0, np.ones((1, 64), np.float32), np.array([3], np.int64))
+    device.gather(pool, np.arange(4, dtype=np.int32), 0, 4)
+    launches = [call[1:] for call in recorder.calls if call[0] == "launch"]
+    assert launches == [("kv_append_f16", "compute"), ("page_gather", "transfer")]
+
+
 def test_the_names_of_cupy_that_are_used_are_there() -> None:
     """The same for builds of CUDA 12 and 13; a module is loaded only when it is first used."""
     cupy = pytest.importorskip("cupy", reason="CuPy is not installed")
