@@ -8,10 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from contiguous import ContiguousModel
 from streams import Stream, all_logits, greedy, poison_all, tables
 from tiny_models import reference
 
-from pagetrail.engine.model import EngineModel, EngineOptions, load
+from pagetrail.engine.model import EngineModel, EngineOptions, RowSpec, load
 from pagetrail.kernels.abi import Storage
 
 PROMPT = (
@@ -70,11 +71,10 @@ def test_greedy_tokens_of_a_mixed_batch_equal_generate(
         assert stream.out == want, f"smallest gap {stream.gap}"
 
 
-@pytest.mark.parametrize("family_name", ["llama", "gemma3", "deepseek-v3", "qwen3-moe"])
 def test_logits_have_the_same_bits_whatever_the_batch_the_chunks_the_pages_and_the_threads(
-    family_name: str, tiny_model: Callable[[str], Path]
+    family: str, tiny_model: Callable[[str], Path]
 ) -> None:
-    directory = tiny_model(family_name)
+    directory = tiny_model(family)
     model = engine(directory)
     first, *others = prompts(model)
     want = all_logits(model, Stream(tables(model, 0, 24), list(first)), chunk=len(first))
@@ -94,6 +94,39 @@ def test_logits_have_the_same_bits_whatever_the_batch_the_chunks_the_pages_and_t
     solo = [greedy(model, [prompt], new=8)[0].out for prompt in (first, *others)]
     together = greedy(model, [first, *others], new=8, chunk=40, seed=3)
     assert [stream.out for stream in together] == solo
+
+
+def test_logits_have_the_same_bits_as_over_contiguous_keys_and_values(
+    family: str, tiny_model: Callable[[str], Path]
+) -> None:
+    directory = tiny_model(family)
+    paged, contiguous = engine(directory), ContiguousModel(directory, context=256, sequences=4)
+    streams = [Stream(tables(paged, i, 24, 7), p) for i, p in enumerate(prompts(paged))]
+    while running := [stream for stream in streams if len(stream.out) < 12]:
+        rows = [stream.rows(40) for stream in running]
+        got, want = paged.step(rows), contiguous.step(rows)
+        np.testing.assert_array_equal(got.view(np.uint32), want.view(np.uint32))
+        at = 0
+        for stream, row in zip(running, rows, strict=True):
+            stream.accept(row, got[at : at + row.wanted])
+            at += row.wanted
+
+
+def test_a_stream_whose_pages_were_moved_goes_on_with_the_same_bits(
+    family: str, tiny_model: Callable[[str], Path]
+) -> None:
+    model = engine(tiny_model(family), pages=60)
+    tokens = prompts(model)[0]
+    here, there = tables(model, 0, 20), tables(model, 1, 20)
+    model.step([RowSpec(here, 0, tokens[:-5])])
+    for group, (old, new) in enumerate(zip(here, there, strict=True)):
+        for source, target in zip(old.page_ids, new.page_ids, strict=True):
+            model.copy_page(int(source), int(target), group)
+    rest = tokens[-5:]
+    start = len(tokens) - 5
+    moved = model.step([RowSpec(there, start, rest, wanted=5)])
+    original = model.step([RowSpec(here, start, rest, wanted=5)])
+    np.testing.assert_array_equal(moved.view(np.uint32), original.view(np.uint32))
 
 
 @pytest.mark.parametrize("storage", list(Storage))
