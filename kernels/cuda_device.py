@@ -79,15 +79,13 @@ class CudaDevice:
             for _ in range(options.batch_places)
         ]
         self._staged: list[StagedBatch | None] = [None] * options.batch_places
+        values = options.partial_values_max
         self._partial_tensors = [
-            torch.zeros(size, dtype=torch.float32, device=runtime.device)
-            for size in (
-                options.partial_values_max,
-                options.partial_values_max // PARTIAL_WIDTH_MIN,
-            )
+            self._zeros("partial results", (size,), "float32")
+            for size in (values, values // PARTIAL_WIDTH_MIN)
         ]
         self._partials = operations.Partials(*map(self._describe, self._partial_tensors))
-        self._error = torch.zeros(1, dtype=torch.int32, device=runtime.device)
+        self._error = self._zeros("the error flag", (1,), "int32")
         pinned = PinnedPool(runtime, options.pinned_buffers, options.pinned_bytes)
         self._transfers = PageTransfers(runtime, pinned)
         properties = torch.cuda.get_device_properties(runtime.device)
@@ -102,11 +100,13 @@ class CudaDevice:
         return PagePool(spec, pages, page_tokens, array)
 
     def _zeros(self, name: str, shape: tuple[int, ...], kind: str) -> Any:
+        """Memory that the compute stream fills, so that what it runs later finds it filled."""
         dtype = getattr(self._torch, kind)
         try:
-            return self._torch.zeros(shape, dtype=dtype, device=self._runtime.device)
+            with self._torch.cuda.stream(self._runtime.compute):
+                return self._torch.zeros(shape, dtype=dtype, device=self._runtime.device)
         except self._torch.OutOfMemoryError as error:
-            raise MemoryError(f"no room for pool {name!r} of shape {shape}: {error}") from error
+            raise MemoryError(f"no room for {name!r} of shape {shape}: {error}") from error
 
     def append(self, pool: PagePool, layer: int, rows: Any, slots: Any) -> None:
         self.append_together([pool], layer, [rows], slots)
@@ -250,8 +250,11 @@ class CudaDevice:
     def check_errors(self) -> None:
         """Wait for the compute stream and raise if a kernel met a slot past its pool."""
         self._runtime.compute.synchronize()
-        if int(self._error.item()):
-            self._error.zero_()
+        with self._torch.cuda.stream(self._runtime.compute):
+            raised = int(self._error.item())
+            if raised:
+                self._error.zero_()
+        if raised:
             raise KernelInputError("a slot lay past its pool; its row was not written")
 
     # Arrays

@@ -69,7 +69,8 @@ class BatchStage:
         torch = runtime.torch
         self._runtime = runtime
         self._bytes_max = bytes_max
-        self._device = torch.zeros(bytes_max, dtype=torch.uint8, device=runtime.device)
+        with torch.cuda.stream(runtime.compute):  # the stream that fills and reads it
+            self._device = torch.zeros(bytes_max, dtype=torch.uint8, device=runtime.device)
         self._pinned = [
             torch.zeros(bytes_max, dtype=torch.uint8, pin_memory=True) for _ in range(ring)
         ]
