@@ -328,11 +328,12 @@ class RouterMachine:
         )
         choice: RouteChoice = evaluation.choice
         if not choice.worker:
-            if live.waiting and evaluation.reason == RouteReason.NO_WORKER:
+            never = self._never(inputs, evaluation.columns)
+            if live.waiting and not never and evaluation.reason == RouteReason.NO_WORKER:
                 return []  # the decision to wait stands; deciding the same again is no news
             live.waiting = True
             live.decided = self._decider.write([decided])
-            return self._no_worker(live, inputs, evaluation.columns)
+            return self._fail(live, Verdict.TOO_LONG) if never else []
         attempt = live.attempt + 1
         booked_pages, booked_ns = self._view.booking_of(live.number, choice)
         live.decided = self._decider.write(
@@ -376,9 +377,8 @@ class RouterMachine:
                     continue  # nothing a policy reads has changed
             self._decider.write([seen])
 
-    def _no_worker(
-        self, live: _Live, inputs: RouteInputs, columns: tuple[tuple[int, ...], ...]
-    ) -> list[RouterEffect]:
+    def _never(self, inputs: RouteInputs, columns: tuple[tuple[int, ...], ...]) -> bool:
+        """Whether none of the workers that are heard will ever take the request."""
         force = self._decider.table[KindId.ROUTE]
         names = [term.name for term in force.evaluator.terms]
         read = [names.index(name) for name in ("candidate", "reason", "required_pages")]
@@ -386,12 +386,9 @@ class RouterMachine:
         needed: dict[int, int] = {}  # pages by candidate, without what lies there already
         for place, _, pages in rows:
             needed[place] = max(pages, needed.get(place, 0))
-        if inputs.workers and all(
-            self._lasts(inputs.workers[place], reason, needed[place])
-            for place, reason, _ in rows
-        ):
-            return self._fail(live, Verdict.TOO_LONG)
-        return []
+        return bool(inputs.workers) and all(
+            self._lasts(inputs.workers[place], reason, needed[place]) for place, reason, _ in rows
+        )
 
     def _lasts(self, worker: str, reason: int, needed_pages: int) -> bool:
         """Whether waiting cannot make an alternative at this worker possible."""

@@ -255,6 +255,15 @@ def test_a_worker_too_small_for_it_does_not_keep_a_declined_request_waiting_for_
     assert offered(routed.machine.answered(1, 1, Answer.DECLINED)) == [("large", 2)]
 
 
+def test_a_request_that_came_before_any_worker_fails_when_none_that_comes_can_ever_take_it() -> (
+    None
+):
+    routed = make_router()
+    assert routed.machine.received(incoming("r", 40), 10)[1] == []
+    routed.machine.heartbeat(seen("a", context_tokens=8))
+    assert routed.machine.retry_waiting() == [Close(1, Verdict.TOO_LONG, CLOSED)]
+
+
 def test_after_the_last_attempt_the_request_fails() -> None:
     routed = make_router(seen("a"), seen("b"))
     _, effects = routed.machine.received(incoming("r"), 10)

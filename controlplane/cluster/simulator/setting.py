@@ -24,7 +24,7 @@ EVALUATORS = (
     "residency/value-density@1",
     "restore/min-completion@1",
     "checkpoint/expected-value@1",
-    "keep/within-limits@1",
+    "keep/within-limits@2",
     "preempt/min-cost@2",
     "resume/min-completion@1",
 )
@@ -72,8 +72,11 @@ def worker_start(number: int, settings: SimSettings) -> WorkerStarted:
     """The start fact of a worker; its node fills in the epochs.
 
     Every other worker reserves a request's whole output. The streams of the rest may outgrow what
-    they were promised, and then one gives way to another.
+    they were promised, and then one gives way to another; these workers also have host memory, for
+    what gives way and for what they cannot keep.
     """
+    grows = number % 2 == 1
+    host_bytes = settings.pages * BLOCK_BYTES if grows else 0
     return WorkerStarted(
         worker=worker_name(number),
         worker_epoch=0,
@@ -89,10 +92,12 @@ def worker_start(number: int, settings: SimSettings) -> WorkerStarted:
         verify_rows=0,
         step_rows=settings.pages * BLOCK_TOKENS,
         lanes=settings.lanes,
-        kept_columns_max=settings.pages,
+        kept_columns_max=settings.pages * 3 // 4,
         kept_nodes_max=settings.pages,
-        reserve_output=number % 2 == 0,
-        grows=number % 2 == 1,
+        reserve_output=not grows,
+        grows=grows,
+        swap_bytes_max=host_bytes,
+        ram_bytes_max=host_bytes,
         costs=COSTS.by_metric(),
         evaluators=_bound(),
         previous_epoch=0,

@@ -14,7 +14,9 @@ CHUNK_BLOCKS = 2
 PROMPT_BLOCKS_MAX = 16
 TALKS_MAX = 24
 OUTPUT_TOKENS_MAX = 2 * BLOCK_TOKENS
-IMPATIENT_PERCENT = 4  # clients that go away
+IMPATIENT_PERCENT = 6  # clients that go away
+BOUNDLESS_PERCENT = 1  # clients that ask for more than any worker's context
+BOUNDLESS_TOKENS = 1 << 20
 
 
 class Workload:
@@ -44,7 +46,11 @@ class Workload:
             priority=self._draw.below(2),
             deadline_us=0,
             prompt=self._prompt(),
-            max_new_tokens=self._draw.between(1, OUTPUT_TOKENS_MAX),
+            max_new_tokens=(
+                BOUNDLESS_TOKENS
+                if self._draw.below(100) < BOUNDLESS_PERCENT
+                else self._draw.between(1, OUTPUT_TOKENS_MAX)
+            ),
         )
 
     def _prompt(self) -> Prompt:
