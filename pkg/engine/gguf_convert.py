@@ -1,9 +1,8 @@
 """A GGUF file, converted once into a Hugging Face directory in the cache.
 
-Owns the names, the undoing of GGUF's own conventions (rotary pairs of the Llama family are stored
-interleaved, Gemma's norm weights have one added), and the tokenizer that the file carries. The
-result is named by the digest of the source file, written beside its place and renamed into it, so
-a reader sees all of it or nothing.
+Owns the names and the undoing of GGUF's own conventions (rotary pairs of the Llama family are
+stored interleaved, Gemma's norm weights have one added). The result is named by the digest of the
+source file, written beside its place and renamed into it, so a reader sees all of it or nothing.
 """
 
 from __future__ import annotations
@@ -19,17 +18,17 @@ from typing import Any
 import numpy as np
 from gguf import GGUFReader, dequantize
 from safetensors.numpy import save_file
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 
 from pagetrail.catalog.errors import BadInputError, CorruptionError
 from pagetrail.kernels.abi import Floats
 from pagetrail.kernels.native_build import cache_directory
 
 from .checkpoint import CONFIG_FILE, SINGLE_FILE, Checkpoint, digest_files, open_checkpoint
+from .gguf_fields import GgufFields
+from .gguf_tokenizer import tokenizer_config_of, tokenizer_of
 
-CONVERTER_VERSION = 1
+CONVERTER_VERSION = 2
 GGUF_MAGIC = b"GGUF"
-TOKEN_CONTROL, TOKEN_USER_DEFINED = 3, 4
 
 _TOP_NAMES = {
     "token_embd": "model.embed_tokens",
@@ -72,10 +71,6 @@ _FAMILIES = {
     "qwen3": _Family("Qwen3ForCausalLM", "qwen3", _BLOCK_NAMES),
     "gemma3": _Family("Gemma3ForCausalLM", "gemma3_text", _GEMMA_BLOCK_NAMES, norms_plus_one=True),
 }
-_GPT4_SPLIT = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,%s}"
-    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
 
 
 def open_gguf(path: Path, cache: Path | None = None) -> Checkpoint:
@@ -102,7 +97,7 @@ def _convert(path: Path, root: Path, target: Path) -> None:
         raise CorruptionError(
             f"{path} is not a complete GGUF file ({error}); fetch it again"
         ) from error
-    fields = _Fields(reader, path)
+    fields = GgufFields(reader, path)
     architecture = fields.text("general.architecture")
     if architecture not in _FAMILIES:
         raise BadInputError(
@@ -122,8 +117,8 @@ def _convert(path: Path, root: Path, target: Path) -> None:
                 made.mkdir()
                 save_file(_tensors(reader, path, family, config), made / SINGLE_FILE)
                 _write_json(made / CONFIG_FILE, config)
-                _tokenizer(fields).save(str(made / "tokenizer.json"))
-                _write_json(made / "tokenizer_config.json", _tokenizer_config(fields))
+                tokenizer_of(fields).save(str(made / "tokenizer.json"))
+                _write_json(made / "tokenizer_config.json", tokenizer_config_of(fields))
                 made.rename(target)
     except OSError as error:
         raise BadInputError(
@@ -132,28 +127,8 @@ def _convert(path: Path, root: Path, target: Path) -> None:
         ) from error
 
 
-class _Fields:
-    """The key-value part of a GGUF file, with an error that names what is missing."""
-
-    def __init__(self, reader: GGUFReader, path: Path) -> None:
-        self._fields, self._path = reader.fields, path
-
-    def get(self, key: str, default: Any = None) -> Any:
-        field = self._fields.get(key)
-        return default if field is None else field.contents()
-
-    def need(self, key: str) -> Any:
-        value = self.get(key)
-        if value is None:
-            raise CorruptionError(f"{self._path} has no field {key!r}; it is incomplete")
-        return value
-
-    def text(self, key: str) -> str:
-        return str(self.need(key))
-
-
 def _config(
-    fields: _Fields, architecture: str, family: _Family, reader: GGUFReader
+    fields: GgufFields, architecture: str, family: _Family, reader: GGUFReader
 ) -> dict[str, Any]:
     def number(key: str, default: Any = None) -> Any:
         name = f"{architecture}.{key}"
@@ -232,66 +207,6 @@ def _name(name: str, family: _Family, path: Path) -> str:
     if parts[0] in _TOP_NAMES and len(parts) == 2:
         return f"{_TOP_NAMES[parts[0]]}.{parts[1]}"
     raise BadInputError(f"{path}: tensor {name!r} has no place in family {family.model_type}")
-
-
-def _tokenizer(fields: _Fields) -> Tokenizer:
-    kind = fields.text("tokenizer.ggml.model")
-    if kind != "gpt2":
-        raise BadInputError(
-            f"tokenizer model {kind!r} of this GGUF is not known (only byte-level BPE, 'gpt2'); "
-            "use the model's Hugging Face directory"
-        )
-    tokens: list[str] = fields.need("tokenizer.ggml.tokens")
-    merges = [tuple(merge.split(" ", 1)) for merge in fields.need("tokenizer.ggml.merges")]
-    tokenizer = Tokenizer(
-        models.BPE(vocab={text: index for index, text in enumerate(tokens)}, merges=merges)
-    )
-    tokenizer.pre_tokenizer = _pre_tokenizer(fields.get("tokenizer.ggml.pre", "default"))
-    tokenizer.decoder = decoders.ByteLevel()
-    types = fields.get("tokenizer.ggml.token_type", [])
-    for wanted, special in ((TOKEN_CONTROL, True), (TOKEN_USER_DEFINED, False)):
-        added = [
-            AddedToken(text, special=special, normalized=False)
-            for text, kind in zip(tokens, types, strict=False)
-            if kind == wanted
-        ]
-        if special:
-            tokenizer.add_special_tokens(added)
-        else:
-            tokenizer.add_tokens(added)
-    return tokenizer
-
-
-def _pre_tokenizer(name: str) -> pre_tokenizers.PreTokenizer:
-    bytes_only = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    whole = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    if name == "smollm":
-        return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), whole])
-    if name in ("default", "gpt-2"):
-        return whole
-    digits = {"llama-bpe": "3", "llama3": "3", "qwen2": "1"}.get(name)
-    if digits is None:
-        raise BadInputError(
-            f"pre-tokenizer {name!r} of this GGUF is not known; use the model's Hugging Face "
-            "directory"
-        )
-    split = pre_tokenizers.Split(Regex(_GPT4_SPLIT % digits), "isolated")
-    return pre_tokenizers.Sequence([split, bytes_only])
-
-
-def _tokenizer_config(fields: _Fields) -> dict[str, Any]:
-    tokens: list[str] = fields.need("tokenizer.ggml.tokens")
-
-    def token(role: str) -> str | None:
-        index = fields.get(f"tokenizer.ggml.{role}_token_id")
-        return None if index is None else tokens[int(index)]
-
-    return {
-        "bos_token": token("bos"),
-        "eos_token": token("eos"),
-        "add_bos_token": bool(fields.get("tokenizer.ggml.add_bos_token", False)),
-        "chat_template": fields.get("tokenizer.chat_template"),
-    }
 
 
 def _write_json(path: Path, value: dict[str, Any]) -> None:

@@ -8,6 +8,7 @@ make one are held back.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -27,6 +28,8 @@ REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 TEMPLATE_BYTES_MAX = 1 << 20
 UNFINISHED_TOKENS_MAX = 16  # tokens that may go by before held-back bytes are given up as invalid
 EOS_TOKENS_MAX = 64
+_BYTE_PIECE = re.compile("<0x([0-9A-F]{2})>")  # SentencePiece's name of a byte
+_SPACE = "\N{LOWER ONE EIGHTH BLOCK}"  # and its character for a space
 
 
 class ModelTokenizer:
@@ -48,7 +51,11 @@ class ModelTokenizer:
         self.bos_token_id: int | None = tokenizer.token_to_id(bos) if bos else None
         self._lead = [self.bos_token_id] if add_bos and self.bos_token_id is not None else []
         self._bytes_of_char = {char: byte for byte, char in enumerate(_byte_level_alphabet())}
-        self._byte_level = '"ByteLevel"' in tokenizer.to_str()
+        written = json.loads(tokenizer.to_str())
+        self._byte_level = '"ByteLevel"' in json.dumps(
+            [written.get("pre_tokenizer"), written.get("decoder")]
+        )
+        self._byte_pieces = '"ByteFallback"' in json.dumps(written.get("decoder"))
 
     @classmethod
     def open(cls, directory: Path, config: Mapping[str, Any]) -> ModelTokenizer:
@@ -128,6 +135,9 @@ class ModelTokenizer:
             raise BadInputError(f"token {token} is not in the vocabulary")
         if self._byte_level and all(char in self._bytes_of_char for char in text):
             return bytes(self._bytes_of_char[char] for char in text)
+        if self._byte_pieces:
+            piece = _BYTE_PIECE.fullmatch(text)
+            return bytes([int(piece[1], 16)]) if piece else text.replace(_SPACE, " ").encode()
         return self.decode([token], skip_special=False).encode("utf-8")
 
     def detokenizer(self, *, skip_special: bool = True) -> Detokenizer:
