@@ -140,7 +140,8 @@ class Committer:
         except PagetrailError as error:
             self._stopped = str(error)
             raise
-        self._builder.add(frame, self._segment_bytes)
+        sealed = self._sequencer.sealed
+        self._builder.note(frame, self._segment_bytes, sealed.ranges, sealed.changes)
         self._segment_bytes += len(frame.raw)
         self.head = self._sequencer.position
         self.frames += 1

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import msgspec
 
+from pagetrail.catalog.envelope import CompareAndSet
 from pagetrail.catalog.errors import CorruptionError
 from pagetrail.controlplane.log.files import Files, write_all
 from pagetrail.controlplane.log.frames import (
@@ -110,13 +111,34 @@ class IndexBuilder:
     def add(self, frame: Frame, offset_bytes: int) -> None:
         """Note the next frame of the segment. ``CorruptionError`` when its body cannot be read."""
         header = frame.header
+        body = memoryview(frame.raw)[HEADER_BYTES:]
+        ranges = [
+            ClientRange(run.client, run.client_epoch, first, first + count)
+            for run in outline_runs(header, body)
+            for first, count in (run_range(run),)
+        ]
+        changes: list[CompareAndSet] = []
+        if header.flags & FLAG_REGISTERS:
+            for decoded in decode_runs(header, body):
+                for transaction in decoded.transactions:
+                    changes += transaction.compare_and_set
+        self.note(frame, offset_bytes, ranges, changes)
+
+    def note(
+        self,
+        frame: Frame,
+        offset_bytes: int,
+        ranges: Iterable[ClientRange],
+        changes: Iterable[CompareAndSet],
+    ) -> None:
+        """As ``add``, by who knows the frame's runs and register changes already."""
+        header = frame.header
         if offset_bytes >= self._next_place_bytes:
             self.places.append((frame.first_seq, offset_bytes))
             self._next_place_bytes = offset_bytes + self._stride_bytes
         check_follows(header, self.position)
-        body = memoryview(frame.raw)[HEADER_BYTES:]
-        for run in outline_runs(header, body):
-            first, count = run_range(run)
+        for run in ranges:
+            first = run.first_client_seq
             key = (run.client, run.client_epoch)
             begun, expected = self._clients.get(key, (first, first))
             if first != expected or run.client_epoch < self._newest.get(run.client, -1):
@@ -124,13 +146,10 @@ class IndexBuilder:
                     f"frame at seq {header.first_seq}: client {run.client} epoch "
                     f"{run.client_epoch} continues with {first}, expected {expected}"
                 )
-            self._clients[key] = (begun, first + count)
+            self._clients[key] = (begun, run.next_client_seq)
             self._newest[run.client] = run.client_epoch
-        if header.flags & FLAG_REGISTERS:
-            for decoded in decode_runs(header, body):
-                for transaction in decoded.transactions:
-                    for change in transaction.compare_and_set:
-                        self._registers[change.register] = change.new
+        for change in changes:
+            self._registers[change.register] = change.new
         self._writer_epoch = header.writer_epoch
         self._frames += 1
         self._size_bytes = offset_bytes + len(frame.raw)

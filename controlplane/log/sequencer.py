@@ -38,7 +38,7 @@ from pagetrail.controlplane.log.frames import (
     position_after,
 )
 from pagetrail.controlplane.log.limits import LogLimits
-from pagetrail.controlplane.log.segment_index import SegmentIndex, index_of
+from pagetrail.controlplane.log.segment_index import ClientRange, SegmentIndex, index_of
 from pagetrail.controlplane.log.transactions import (
     SYSTEM_CLIENT,
     check_client_name,
@@ -70,6 +70,14 @@ class NotTaken:
     message: str
 
 
+@dataclass(frozen=True, slots=True)
+class Sealed:
+    """What the frame sealed last did: who appended which transactions, and to the registers."""
+
+    ranges: tuple[ClientRange, ...]
+    changes: tuple[CompareAndSet, ...]
+
+
 class SequencerState(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """The fold as a value: what a writer must know of the log before a position.
 
@@ -85,7 +93,8 @@ class SequencerState(msgspec.Struct, frozen=True, array_like=True, forbid_unknow
 
 
 class Sequencer:
-    """The fold, and the frame being gathered. ``position`` is where the sealed log ends."""
+    """The fold, and the frame being gathered. ``position`` is where the sealed log ends, ``sealed``
+    what its last frame did."""
 
     def __init__(self, limits: LogLimits, position: LogPosition = LOG_START) -> None:
         self._answers = limits.answers
@@ -93,6 +102,9 @@ class Sequencer:
         self._registers: dict[bytes, bytes] = {}
         self._registers_max = limits.registers
         self._runs: list[tuple[str, int, bytes]] = []
+        self._ranges: list[ClientRange] = []
+        self._changes: list[CompareAndSet] = []
+        self.sealed = Sealed((), ())
         self._fact_count = 0
         self._transaction_count = 0
         self._flags = 0
@@ -182,7 +194,8 @@ class Sequencer:
             t_us=max(self.position.last_t_us + 1, now_us),
             previous_chain=self.position.chain,
         )
-        self._runs = []
+        self.sealed = Sealed(tuple(self._ranges), tuple(self._changes))
+        self._runs, self._ranges, self._changes = [], [], []
         self._fact_count = self._transaction_count = self._flags = self.gathered_bytes = 0
         self.position = position_after(frame)
         return frame
@@ -261,6 +274,7 @@ class Sequencer:
                 self._registers.pop(change.register, None)
             else:
                 self._registers[change.register] = change.new
+            self._changes.append(change)
 
     def _gather(
         self,
@@ -272,10 +286,12 @@ class Sequencer:
     ) -> AnswerSpan:
         span = span_of(transactions, self.position.next_seq + self._fact_count, refused)
         self._runs.append((client, client_epoch, payload))
+        end = span.first_client_seq + span.count
+        self._ranges.append(ClientRange(client, client_epoch, span.first_client_seq, end))
         self._fact_count += facts_in(span)
         self._transaction_count += span.count
         self.gathered_bytes += len(payload)
-        self._books.advance(client, client_epoch, span.first_client_seq + span.count)
+        self._books.advance(client, client_epoch, end)
         self._books.record(client, client_epoch, span)
         return span
 

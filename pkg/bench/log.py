@@ -34,14 +34,14 @@ Row = dict[str, object]
 
 def run(quick: bool) -> dict[str, object]:
     """Measure every row; ``quick`` takes about half a minute, the full run some minutes."""
-    seconds = 1.5 if quick else 8.0
+    seconds = 1.5 if quick else 5.0
     directory = Path(tempfile.mkdtemp(prefix="pagetrail-bench-", dir=Path.cwd()))
     try:
         rows = [
             *_throughput(directory, seconds),
-            _latency(directory / "latency", 300 if quick else 3_000),
+            _latency(directory / "latency", 300 if quick else 2_000),
             *recovery_rows(directory / "recovery", RECOVERY_FACTS // (10 if quick else 1)),
-            rebuild_row(directory / "rebuild", 3 if quick else 20),
+            rebuild_row(directory / "rebuild", 3 if quick else 16),
         ]
     finally:
         shutil.rmtree(directory)
