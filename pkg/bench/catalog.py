@@ -13,20 +13,13 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
 from functools import partial
-from hashlib import sha256
 
 import duckdb
 import msgspec
 import pyarrow as pa
 
-from pagetrail.catalog.envelope import Fact
-from pagetrail.catalog.facts import fact
-from pagetrail.catalog.identity import ROOT, node_id, part_id
-from pagetrail.catalog.index import LiveIndex
-from pagetrail.catalog.kinds.content import Copy, CopyState, LayoutPart, Model, Node, Part, Tier
 from pagetrail.catalog.pydatalog_front import PyDatalogSession, translate
 from pagetrail.catalog.replica import Replica, open_replica
 from pagetrail.catalog.replica_schema import CHUNK, SCHEMA
@@ -34,14 +27,10 @@ from pagetrail.catalog.standing import rule_texts
 from pagetrail.controlplane.lookup import holdings, look_up
 
 from .catalog_closure import closure_rows
+from .catalog_world import CHAIN_CHUNKS, FINGERPRINT, INTERLEAVED, NoLog, World, filled
 from .table import BenchResult, BenchRow, machine_name
 
-CHAIN_CHUNKS = 64
 LONG_CHUNKS = 512
-INTERLEAVED = 16
-WORKERS = 8
-APPLY_FACTS = 100_000
-FINGERPRINT = sha256(b"bench model").digest()
 
 HOLDS = f"op = 1 AND to_seq = {2**63 - 1}"
 HAND_BOUNDARY = f"""
@@ -73,26 +62,15 @@ SELECT node_e FROM bound SEMI JOIN (
 GROUP BY node_e, parts HAVING count(*) = parts"""
 
 
-@dataclass(frozen=True, slots=True)
-class _World:
-    """A filled replica and index, and the prompts that made them."""
-
-    replica: Replica
-    index: LiveIndex
-    prompts: tuple[tuple[bytes, ...], ...]
-    facts: int
-    apply_s: float
-
-
 def run(quick: bool) -> dict[str, object]:
     """Measure everything; ``quick`` takes a small catalog and a fifth of the closure's edges."""
     chains = INTERLEAVED * (4 if quick else 1_000)
     repetitions = 15 if quick else 50
-    world = _world(chains)
+    world = filled(chains)
     with world.replica:
         rows = [
             BenchRow(
-                case=f"replica applies {world.facts:,} catalog facts",
+                case=f"replica takes {world.facts:,} catalog facts as columns",
                 unit="facts/s",
                 ours=world.facts / world.apply_s,
             ),
@@ -122,84 +100,7 @@ def _median_s(
     return statistics.median(times)
 
 
-def _chain(number: int) -> tuple[bytes, ...]:
-    """Chunk digests of one prompt; they stand for digests of its tokens."""
-    return tuple(sha256(b"%d/%d" % (number, chunk)).digest() for chunk in range(CHAIN_CHUNKS))
-
-
-def _arrivals(prompts: tuple[tuple[bytes, ...], ...]) -> Iterator[tuple[int, int]]:
-    """(prompt, chunk) in the order in which interleaved requests publish them."""
-    for first in range(0, len(prompts), INTERLEAVED):
-        for chunk in range(CHAIN_CHUNKS):
-            for prompt in range(first, min(first + INTERLEAVED, len(prompts))):
-                yield prompt, chunk
-
-
-def _facts(prompts: tuple[tuple[bytes, ...], ...]) -> Iterator[Fact]:
-    """The model's layout, then node, part and first copy of each chunk; six of ten prompts get a
-    second, durable copy."""
-    layout = sha256(b"bench layout").digest()
-    yield _said(0, 0, "worker-0", 0, Model(FINGERPRINT, "bench", "llama", layout, 256))
-    yield _said(1, 0, "worker-0", 1, LayoutPart(layout, 0, 0))
-    seq = 2
-    for prompt, chunk in _arrivals(prompts):
-        prefix = prompts[prompt][chunk]
-        parent = prompts[prompt][chunk - 1] if chunk else ROOT
-        node = node_id(FINGERPRINT, prefix)
-        part = part_id(node, 0, 0)
-        worker = f"worker-{prompt % WORKERS}"
-        start = chunk * 256
-        bodies: list[msgspec.Struct] = [
-            Node(node, FINGERPRINT, prefix, parent, start, start + 256, ""),
-            Part(part, node, 0, 0, prefix, 1 << 20),
-            Copy(part, worker, Tier.SSD, CopyState.READY, ""),
-        ]
-        if prompt % 10 < 6:
-            bodies.append(Copy(part, "", Tier.OBJECT, CopyState.READY, ""))
-        tx = seq
-        for place, body in enumerate(bodies):
-            yield _said(seq, tx, worker, place, body)
-            seq += 1
-
-
-def _said(seq: int, tx: int, worker: str, place: int, body: msgspec.Struct) -> Fact:
-    wire = fact(body)
-    return Fact(
-        seq, tx, tx, 1, worker, 1, tx, place, (), wire.op, wire.kind, wire.schema_v, wire.body
-    )
-
-
-def _world(chains: int) -> _World:
-    prompts = tuple(_chain(number) for number in range(chains))
-    replica, index = open_replica(None, _NoLog()), LiveIndex()
-    replica.connection.execute("SET threads = 1")
-    batch: list[Fact] = []
-    apply_s = 0.0
-    for said in _facts(prompts):
-        if len(batch) >= APPLY_FACTS and said.index == 0:
-            apply_s += _apply(replica, index, batch)
-            batch = []
-        batch.append(said)
-    apply_s += _apply(replica, index, batch)
-    return _World(replica, index, prompts, replica.position, apply_s)
-
-
-def _apply(replica: Replica, index: LiveIndex, batch: list[Fact]) -> float:
-    start = time.process_time()
-    replica.apply(batch, bytes(32))
-    elapsed = time.process_time() - start
-    index.apply(batch)
-    return elapsed
-
-
-class _NoLog:
-    """A replica in memory starts empty and has nothing to check itself against."""
-
-    def chain_at(self, position: int) -> bytes | None:
-        return None
-
-
-def _index_rows(world: _World, repetitions: int) -> list[BenchRow]:
+def _index_rows(world: World, repetitions: int) -> list[BenchRow]:
     prompt = world.prompts[len(world.prompts) // 2]
     floor = {prefix: (prefix, index) for index, prefix in enumerate(prompt)}
 
@@ -225,7 +126,7 @@ def _index_rows(world: _World, repetitions: int) -> list[BenchRow]:
     ]
 
 
-def _boundary_rows(world: _World, repetitions: int) -> list[BenchRow]:
+def _boundary_rows(world: World, repetitions: int) -> list[BenchRow]:
     replica = world.replica
     query = replica.compile("?- boundary(Worker, Tier, Chunks).")
     first = len(world.prompts) // 2
@@ -268,7 +169,7 @@ def _prompt_table(prefixes: list[bytes]) -> pa.Table:
     )
 
 
-def _resolve_row(world: _World, repetitions: int) -> BenchRow:
+def _resolve_row(world: World, repetitions: int) -> BenchRow:
     """From digests to integer ids, which the rule of boundaries then takes: a scan by nature."""
     prompt = _prompt_table(list(world.prompts[len(world.prompts) // 2]))
     query = world.replica.compile("?- chunk_of(I, Node, Part).")
@@ -304,7 +205,7 @@ def _against_hand(
     )
 
 
-def _rule_rows(world: _World, repetitions: int) -> list[BenchRow]:
+def _rule_rows(world: World, repetitions: int) -> list[BenchRow]:
     rows = []
     for goal, hand in (
         ("copies_in_state(Node, Tier, State, N)", HAND_COPIES),
@@ -321,7 +222,7 @@ def _rule_rows(world: _World, repetitions: int) -> list[BenchRow]:
     return rows
 
 
-def _pydatalog_row(world: _World) -> BenchRow:
+def _pydatalog_row(world: World) -> BenchRow:
     """A join of one prompt's chunks with parts and copies. pyDatalog holds only the rows that the
     join needs; ours finds them in the whole catalog."""
     given = {CHUNK.name: _chunk_ids(world.replica, list(world.prompts[0]))}
@@ -359,7 +260,7 @@ def _pydatalog_row(world: _World) -> BenchRow:
 
 def _compile_row(repetitions: int) -> BenchRow:
     """Compile time of the standing rules, each file's predicates as one program's worth."""
-    with open_replica(None, _NoLog()) as replica:
+    with open_replica(None, NoLog()) as replica:
         goals = ("boundary(A, B, C)", "action(A, B, C, D, E, F)", "garbage_copy(A, B, C, D)")
         queries = [f"?- {goal}." for goal in goals]
         rules = sum(len(replica.compile(query).program.rules) for query in queries)

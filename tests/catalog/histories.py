@@ -139,9 +139,14 @@ class RandomCatalog:
 def filled(struct: type[msgspec.Struct], **fields: object) -> msgspec.Struct:
     """A struct with the given fields, and zero or empty values of their types in the others."""
     hints = typing.get_type_hints(struct)
-    blank = {int: 0, str: "", bool: False, bytes: bytes(32), msgspec.Raw: msgspec.Raw(b"\xc0")}
-    values = {
-        f.name: fields.get(f.name, blank.get(hints[f.name], ()))
-        for f in msgspec.structs.fields(struct)
-    }
-    return struct(**values)
+    exact = typing.get_type_hints(struct, include_extras=True)
+    blank = {int: 0, str: "", bool: False, msgspec.Raw: msgspec.Raw(b"\xc0")}
+
+    def value(name: str) -> object:
+        if hints[name] is not bytes:
+            return blank.get(hints[name], ())
+        metas = getattr(exact[name], "__metadata__", ())
+        return bytes(max([meta.min_length or 0 for meta in metas], default=0))
+
+    names = [f.name for f in msgspec.structs.fields(struct)]
+    return struct(**{name: fields[name] if name in fields else value(name) for name in names})
