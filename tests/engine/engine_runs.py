@@ -52,7 +52,9 @@ class ListSpool:
 class EngineRun:
     """One worker epoch. ``settings`` are the configuration's, as ``--set`` takes them."""
 
-    def __init__(self, directory: Path, pages: int, **settings: str) -> None:
+    def __init__(
+        self, directory: Path, pages: int, spool: ListSpool | None = None, **settings: str
+    ) -> None:
         flags = {
             "worker.pages": str(pages),
             "worker.context": str(CONTEXT),
@@ -101,7 +103,7 @@ class EngineRun:
             TransferOptions(worker.restore_window, worker.ssd_bytes, measure=False),
             self.inbox.put_nowait,
         )
-        self.spool = ListSpool()
+        self.spool = spool or ListSpool()
         self.sent: list[wire.Message] = []
         budgets = Budgets(worker.step_rows, worker.lanes, worker.prefill_tile, 16, 64)
         self.runtime = Runtime(
