@@ -39,6 +39,18 @@ def inputs_of(
     return _BUILDERS[kind](view, decision, history)
 
 
+def recorded_lookup(kind: KindId, decision: Decision) -> PrefixLookup | None:
+    """The catalog look-up that a decision recorded; None when its kind makes none.
+
+    Raises PagetrailError or msgspec.MsgspecError as ``inputs_of`` does.
+    """
+    recorded_type = _WITH_LOOKUP.get(kind)
+    if recorded_type is None:
+        return None
+    lookup: PrefixLookup = msgspec.msgpack.decode(decision.recorded, type=recorded_type).lookup
+    return lookup
+
+
 def _entries(
     view: WorkerView | RouterView, lookup: PrefixLookup, decision: Decision, history: CatalogHistory
 ) -> tuple[CatalogAt, tuple[Entry, ...]]:
@@ -100,4 +112,12 @@ _BUILDERS: dict[KindId, Builder] = {
     KindId.RESUME: _restore,
     KindId.PLACE: _unsupported,
     KindId.TUNE: _unsupported,
+}
+
+_WITH_LOOKUP: dict[KindId, Any] = {
+    KindId.ROUTE: RouteRecorded,
+    KindId.ADMIT: AdmitRecorded,
+    KindId.RESTORE: RestoreRecorded,
+    KindId.RESUME: RestoreRecorded,
+    KindId.CHECKPOINT: CheckpointRecorded,
 }

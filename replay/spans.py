@@ -15,7 +15,7 @@ from pagetrail.catalog.envelope import Transaction
 from pagetrail.catalog.facts import KindId
 
 from .epochs import Epoch
-from .fold import Folder, SpanResult
+from .fold import Folder, Observer, SpanResult
 from .history import CatalogHistory
 from .reading import RunRead
 
@@ -51,6 +51,7 @@ class SpanFolds:
     history: CatalogHistory
     share: int
     shares: int
+    observer: Observer | None = None
     folded: list[Span] = field(default_factory=list)
     begun: int = 0
     _open: dict[tuple[str, int], _Open] = field(default_factory=dict)
@@ -86,7 +87,7 @@ class SpanFolds:
         number = self.begun
         self.begun += 1
         ours = number % self.shares == self.share
-        return _Open(epoch, number, Folder(epoch, self.history) if ours else None)
+        return _Open(epoch, number, Folder(epoch, self.history, self.observer) if ours else None)
 
     def _close(self, span: _Open) -> None:
         if span.folder is not None:

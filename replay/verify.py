@@ -25,6 +25,7 @@ from pagetrail.controlplane.log.reader import log_end
 
 from .epochs import Epoch
 from .findings import FINDINGS_MAX, UNREADABLE, Finding
+from .lookups import ByRule, LookupSample, SampledLookup, lookup_findings, spread
 from .reading import LogReading
 from .spans import Span, SpanFolds
 
@@ -46,6 +47,7 @@ class VerifyResult(msgspec.Struct, frozen=True, kw_only=True):
     findings: list[str]
     findings_cut: int
     unattested: dict[str, int]  # by client: transactions that nothing after them attests
+    lookups_checked: int  # recorded look-ups that the rules were asked about
     spans: int
     wall_s: float
     decisions_per_s: int
@@ -55,40 +57,53 @@ class _Answer(msgspec.Struct):
     """What a process found in its share, or why it could not."""
 
     spans: list[Span]
+    lookups: list[SampledLookup]
     error: str = ""
 
 
-def verify(directory: Path, *, processes: int | None = None) -> VerifyResult:
+def verify(
+    directory: Path, *, processes: int | None = None, by_rule: ByRule | None = None
+) -> VerifyResult:
     """Verify the log of a run directory, up to where it ends now.
 
-    Raises BadInputError when there is no log, CorruptionError when its bytes are damaged: replay
-    begins where the log itself is sound.
+    ``by_rule``: ask the rules about a sample of the recorded look-ups too. Raises BadInputError
+    when there is no log, CorruptionError when its bytes are damaged: replay begins where the log
+    itself is sound.
     """
     started_s = time.monotonic()
     reading = LogReading(directory, until_seq=log_end(directory))
     shares = _processes(processes, reading.until_seq)
-    helpers = [_Helper(directory, reading.until_seq, share, shares) for share in range(1, shares)]
+    most = by_rule.most if by_rule is not None else 0
+    helpers = [
+        _Helper(directory, reading.until_seq, share, shares, most) for share in range(1, shares)
+    ]
     try:
-        folds = _fold(reading, 0, shares)
-        spans = [*folds.end(), *(span for helper in helpers for span in helper.answer())]
+        answers = [_fold(reading, 0, shares, most), *(helper.answer() for helper in helpers)]
     finally:
         for helper in helpers:
             helper.stop()
+    spans = [span for answer in answers for span in answer.spans]
     spans.sort(key=lambda span: (span.client, span.client_epoch, span.number))
-    return _verdict(directory, reading, spans, folds.begun, started_s)
+    sampled: list[SampledLookup] = []
+    if by_rule is not None:
+        sampled = spread([one for answer in answers for one in answer.lookups], most)
+        with by_rule.open(directory) as replica:
+            reading.findings += lookup_findings(replica, sampled)
+    return _verdict(directory, reading, spans, len(sampled), started_s)
 
 
-def _fold(reading: LogReading, share: int, shares: int) -> SpanFolds:
-    folds = SpanFolds(reading.history, share, shares)
+def _fold(reading: LogReading, share: int, shares: int, most: int) -> _Answer:
+    sample = LookupSample(most, reading.history)
+    folds = SpanFolds(reading.history, share, shares, sample.observe if most else None)
     for run in reading.runs():
         epoch = reading.epochs[(run.client, run.client_epoch)]
         if epoch.decides:
             folds.feed(epoch, run)
-    return folds
+    return _Answer(folds.end(), sample.kept)
 
 
 def _verdict(
-    directory: Path, reading: LogReading, spans: list[Span], begun: int, started_s: float
+    directory: Path, reading: LogReading, spans: list[Span], lookups: int, started_s: float
 ) -> VerifyResult:
     findings = list(reading.findings)
     rederived, mismatched, missing = Counter[str](), Counter[str](), Counter[str]()
@@ -124,7 +139,8 @@ def _verdict(
         findings=[str(finding) for finding in findings[:FINDINGS_MAX]],
         findings_cut=findings_cut + max(0, len(findings) - FINDINGS_MAX),
         unattested={client: count for client, count in sorted(unattested.items()) if count},
-        spans=begun,
+        lookups_checked=lookups,
+        spans=len(spans),
         wall_s=round(wall_s, 3),
         decisions_per_s=int(decisions / wall_s) if wall_s else 0,
     )
@@ -184,17 +200,17 @@ def _processes(asked: int | None, facts: int) -> int:
 class _Helper:
     """A process that folds a share of the log's spans."""
 
-    def __init__(self, directory: Path, until_seq: int, share: int, shares: int) -> None:
+    def __init__(self, directory: Path, until_seq: int, share: int, shares: int, most: int) -> None:
         context = multiprocessing.get_context("fork")
         self._ours, theirs = context.Pipe(duplex=False)
         self._process: ForkProcess = context.Process(
-            target=_help, args=(directory, until_seq, share, shares, theirs)
+            target=_help, args=(directory, until_seq, share, shares, most, theirs)
         )
         self._process.start()
         theirs.close()
 
-    def answer(self) -> list[Span]:
-        """Its spans. Raises PagetrailError when it failed."""
+    def answer(self) -> _Answer:
+        """What it found. Raises PagetrailError when it failed."""
         try:
             answer = msgspec.msgpack.decode(self._ours.recv_bytes(), type=_Answer)
         except EOFError:
@@ -204,7 +220,7 @@ class _Helper:
             ) from None
         if answer.error:
             raise PagetrailError(answer.error)
-        return answer.spans
+        return answer
 
     def stop(self) -> None:
         """End it, whether it has answered or not."""
@@ -213,12 +229,13 @@ class _Helper:
         self._ours.close()
 
 
-def _help(directory: Path, until_seq: int, share: int, shares: int, out: Connection) -> None:
+def _help(
+    directory: Path, until_seq: int, share: int, shares: int, most: int, out: Connection
+) -> None:
     try:
-        reading = LogReading(directory, until_seq=until_seq)
-        answer = _Answer(_fold(reading, share, shares).end())
+        answer = _fold(LogReading(directory, until_seq=until_seq), share, shares, most)
     except PagetrailError as error:
-        answer = _Answer([], str(error))
+        answer = _Answer([], [], str(error))
     out.send_bytes(msgspec.msgpack.encode(answer))
     out.close()
 

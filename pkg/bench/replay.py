@@ -52,6 +52,9 @@ from pagetrail.simtrace import TraceSettings, run_trace
 from .table import BenchResult, BenchRow, machine_name
 
 CANDIDATES = 64
+REPORTS = 4
+"""Workers that report between two decisions of a router: many, against few."""
+
 GOAL_PER_S = 20_000
 GOAL_REFERENCE_BYTES = 100
 GOAL_FULL_BYTES = 600
@@ -67,6 +70,13 @@ def run(quick: bool) -> dict[str, object]:
     decisions = 1_000 if quick else 10_000
     rows: list[BenchRow] = []
     try:
+        quiet = directory / "route-quiet"
+        _write(quiet, _routes(decisions, REFERENCE, reports=1))
+        rows += [
+            _verified(
+                quiet, f"verify route decisions, {CANDIDATES} candidates, a report each", GOAL_PER_S
+            )
+        ]
         for kind, build in ((KindId.ROUTE, _routes), (KindId.EVICT, _evictions)):
             name = kind.name.lower()
             for mode, form, goal in (
@@ -92,9 +102,8 @@ def run(quick: bool) -> dict[str, object]:
 def _speed(log: Path, kind: KindId) -> Iterator[BenchRow]:
     name = kind.name.lower()
     goal = GOAL_PER_S if kind is KindId.ROUTE else None  # a worker's log holds other decisions too
-    yield _verified(
-        log, f"verify a log of {name} decisions, {CANDIDATES} candidates, end to end", goal
-    )
+    told = f", {REPORTS} reports each" if kind is KindId.ROUTE else ""
+    yield _verified(log, f"verify {name} decisions, {CANDIDATES} candidates{told}", goal)
     inputs_ns, evaluate_ns = _parts(log, kind)
     rate = 1e9 / (inputs_ns + evaluate_ns)
     yield BenchRow(
@@ -231,7 +240,7 @@ def _write(directory: Path, journals: Journals) -> None:
     committer.close()
 
 
-def _routes(decisions: int, mode: RecordMode) -> Journals:
+def _routes(decisions: int, mode: RecordMode, reports: int = REPORTS) -> Journals:
     """A router over 64 workers; some report between any two requests."""
     start = RouterStarted(
         router="router",
@@ -252,7 +261,7 @@ def _routes(decisions: int, mode: RecordMode) -> Journals:
     draw = random.Random(1)
     workers = [f"worker-{number:02d}" for number in range(CANDIDATES)]
     for observation in range(decisions):
-        for worker in workers if not observation else draw.sample(workers, 4):
+        for worker in workers if not observation else draw.sample(workers, reports):
             machine.heartbeat(_report(worker, observation, draw))
         request = _request(observation, draw.randrange(100, 8_000))
         number, _ = machine.received(request, observation)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,17 +27,31 @@ def command() -> None:
     type=click.IntRange(1, 64),
     help="Processes to verify with.  [default: one for each core]",
 )
+@click.option(
+    "--check-lookups",
+    type=click.IntRange(0, 10_000),
+    default=32,
+    show_default=True,
+    help="Recorded look-ups, at most, that the catalog's rules are asked about too.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.pass_context
-def verify(ctx: click.Context, log: Path, processes: int | None, as_json: bool) -> None:
+def verify(
+    ctx: click.Context, log: Path, processes: int | None, check_lookups: int, as_json: bool
+) -> None:
     """Derive every decision of the run in LOG again and compare byte for byte.
 
     Ends with 0 when all came out as recorded, with 1 when one did not or an input is missing, with
     2 when the log itself cannot be read.
     """
+    from pagetrail.log_replica import caught_up_replica
+    from pagetrail.replay.lookups import ByRule
     from pagetrail.replay.verify import verify as verify_run
 
-    result = verify_run(log, processes=processes)
+    by_rule = None
+    if check_lookups:
+        by_rule = ByRule(check_lookups, partial(caught_up_replica, database=None))
+    result = verify_run(log, processes=processes, by_rule=by_rule)
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode(result), indent=2))
     else:
@@ -79,6 +94,8 @@ def _print(result: VerifyResult) -> None:
         click.echo(f"and {result.findings_cut} findings more")
     for client, count in result.unattested.items():
         click.echo(f"{client}: nothing after its last {count} transactions attests them")
+    if result.lookups_checked:
+        click.echo(f"{result.lookups_checked} recorded look-ups were asked of the rules too")
     click.echo(
         f"{result.facts} facts, {result.decisions} decisions in {result.spans} spans, "
         f"{result.wall_s} s, {result.decisions_per_s} decisions/s"
