@@ -80,7 +80,6 @@ def answers(report: SimReport) -> list[str]:
     """What a run answered, as a scenario states it."""
     lines = [f"requests {report.requests}"]
     lines += [f"{verdict} {count}" for verdict, count in report.verdicts.items()]
-    lines.append(f"facts {report.facts}")
     lines.append(f"violation {report.violation or 'none'}")
     return lines
 

@@ -6,7 +6,6 @@ A row is (machine, state, event, next state), in the words of docs/serving.md.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -39,12 +38,10 @@ def documented() -> set[Row]:
     for section in part.split("\n### ")[1:]:
         machine = section.splitlines()[0].strip().lower()
         for line in section.splitlines():
-            cells = [cell.strip().strip("`") for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
-            if len(cells) == 4 and cells[0] != "state" and not set(cells[0]) <= {"-", ":"} - {""}:
+            cells = [cell.strip() for cell in line.split("|")[1:-1]]
+            if len(cells) == 4 and cells[0] not in ("state", "---"):
                 rows.add((machine, cells[0], cells[1], cells[2]))
-            elif len(cells) == 4 and cells[0] == NONE:
-                rows.add((machine, NONE, cells[1], cells[2]))
-    return {row for row in rows if not set(row[1] + row[2] + row[3]) <= {"-"}}
+    return rows
 
 
 class Rows:
@@ -86,9 +83,8 @@ class Rows:
                 return original(machine, *arguments, **named)
             self._inside = owner in (RouterMachine, WorkerMachine)
             try:
-                return watcher(
-                    name, machine, arguments, lambda: original(machine, *arguments, **named)
-                )
+                given = (*arguments, *named.values())
+                return watcher(name, machine, given, lambda: original(machine, *arguments, **named))
             finally:
                 self._inside = False
 
@@ -240,7 +236,7 @@ class Rows:
             self.add("worker", NONE, "cancelled before it was offered", NONE)
         for stream, (state, ran) in before.items():
             now = after.get(stream, NONE)
-            if now != state:
+            if now != state or (name == "kept_in_ram" and stream == arguments[0]):
                 self.add("worker", state, _event(name, state, now, ran), now)
         return effects
 
@@ -275,9 +271,8 @@ class Rows:
         effects = call()
         event = "begin"
         if name == "arrived":
-            verified = arguments[1]
-            corrupt = machine_corrupt(arguments)
-            event = "verified" if verified else "wrong" if corrupt else "missing"
+            corrupt = len(arguments) > 2 and arguments[2]
+            event = "verified" if arguments[1] else "wrong" if corrupt else "missing"
         self.add("restore", before, event, _restore_state(machine))
         return effects
 
@@ -345,8 +340,3 @@ def _restore_state(machine: Restoring) -> str:
     if machine._over:
         return "OVER"
     return "CUT" if machine._cut < len(machine.chunks) else "READING"
-
-
-def machine_corrupt(arguments: tuple[Any, ...]) -> bool:
-    """Whether a read came back with other bytes."""
-    return len(arguments) > 2 and bool(arguments[2])
