@@ -15,8 +15,8 @@ from typing import Any
 
 import msgspec
 
-from pagetrail.catalog.envelope import Cause, Transaction
-from pagetrail.catalog.errors import BadInputError
+from pagetrail.catalog.envelope import Cause, Transaction, WireFact
+from pagetrail.catalog.errors import BadInputError, PagetrailError
 from pagetrail.catalog.facts import KINDS, KindId, Role, decode_body
 from pagetrail.catalog.kinds.decision import Decision, Outcome
 from pagetrail.catalog.kinds.router import RequestReceived
@@ -113,7 +113,11 @@ def explain(directory: Path, decision: str) -> Explanation:
     request id, which stands for every decision about that request. Raises BadInputError when it
     names none, and as ``Loaded.read`` does.
     """
-    loaded = Loaded.read(directory)
+    return explain_loaded(Loaded.read(directory), str(directory), decision)
+
+
+def explain_loaded(loaded: Loaded, log: str, decision: str) -> Explanation:
+    """Explain a decision of a log that has been read; ``log`` is its name in the explanation."""
     found = _find(loaded, decision)
     derived, findings = _derive(loaded, found)
     effects = _effects(loaded, {asked.cause for asked in found})
@@ -133,7 +137,7 @@ def explain(directory: Path, decision: str) -> Explanation:
         for asked in found
     ]
     explained.sort(key=lambda one: one.position)
-    return Explanation(str(directory), decision, tuple(explained))
+    return Explanation(log, decision, tuple(explained))
 
 
 # ---------------------------------------------------------------- which decisions
@@ -202,7 +206,8 @@ def _about_request(loaded: Loaded, request: str) -> Iterator[_Asked]:
         if not subjects:
             continue
         for transaction, _, _ in journal.walk():
-            if _decides(transaction) and _decision(transaction).subject in subjects:
+            decided = journal.decision(transaction.client_seq)
+            if decided is not None and decided[1] in subjects:
                 yield _Asked(journal, transaction)
 
 
@@ -212,7 +217,7 @@ def _requests(journal: EpochJournal) -> dict[int, str]:
     for transaction, _, _ in journal.walk():
         for wire in transaction.facts:
             if wire.kind in (KindId.REQUEST_QUEUED, KindId.REQUEST_RECEIVED, KindId.ROUTE_FORKED):
-                body = decode_body(wire.kind, wire.schema_v, wire.body)
+                body = readable(wire)
                 if isinstance(body, RequestQueued):
                     found[body.stream] = body.request
                 elif isinstance(body, RequestReceived):
@@ -322,9 +327,7 @@ def _explained(
         chosen=chosen,
         rejected=rejected,
         inputs=inputs,
-        commands=tuple(
-            _told(wire.kind, wire.schema_v, wire.body) for wire in transaction.facts[1:]
-        ),
+        commands=tuple(_told(wire) for wire in transaction.facts[1:]),
         causes=tuple(_links(loaded, transaction.causes)),
         effects=tuple(_link(other, first, cited) for other, first, cited in effects),
         outcomes=tuple(_outcomes(effects)),
@@ -364,7 +367,7 @@ def _outcomes(effects: Iterable[tuple[EpochJournal, int, Transaction]]) -> Itera
         wire = transaction.facts[0]
         if wire.kind != KindId.OUTCOME:
             continue
-        body = decode_body(wire.kind, wire.schema_v, wire.body)
+        body = readable(wire)
         if isinstance(body, Outcome):
             terms = OUTCOME_TERMS.get(KindId(body.decision_kind), ())
             names = [f"{term.name} ({term.unit})" for term in terms]
@@ -372,9 +375,20 @@ def _outcomes(effects: Iterable[tuple[EpochJournal, int, Transaction]]) -> Itera
             yield OutcomeTold(name, first, dict(zip(names, body.values, strict=False)))
 
 
-def _told(kind_id: int, schema_v: int, body: msgspec.Raw) -> Told:
-    fields = decode_body(kind_id, schema_v, body)
-    return Told(_kind_name(kind_id), plain(fields))
+def _told(wire: WireFact) -> Told:
+    body = readable(wire)
+    return Told(
+        _kind_name(wire.kind),
+        {"body": plain(bytes(wire.body))} if body is None else plain(body),
+    )
+
+
+def readable(wire: WireFact) -> msgspec.Struct | None:
+    """A fact's own fields; None when this build cannot read them, which verify reports."""
+    try:
+        return decode_body(wire.kind, wire.schema_v, wire.body)
+    except PagetrailError:
+        return None
 
 
 def _kind_name(kind_id: int) -> str:

@@ -16,12 +16,13 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescap
 
 import pagetrail
 from pagetrail.catalog.envelope import Transaction
-from pagetrail.catalog.facts import KINDS, KindId, Role, decode_body
+from pagetrail.catalog.facts import KINDS, KindId, Role
 from pagetrail.catalog.kinds.router import RequestReceived, RouterStarted
 from pagetrail.catalog.kinds.worker import WorkerStarted
 from pagetrail.controlplane.log.reader import read_log, verify_log
 
-from .explain import Explained, explain
+from .explain import Explained, explain_loaded, readable
+from .loading import Loaded
 from .verify import VerifyResult, verify
 
 REQUESTS_SAMPLED = 10
@@ -50,7 +51,10 @@ class _Run:
         self.first_us = self.first_us or t_us
         self.last_us = t_us
         for wire in transaction.facts:
-            kind = KINDS[wire.kind]
+            kind = KINDS.get(wire.kind)
+            if kind is None:
+                self.facts[f"kind {wire.kind}"] += 1  # of a newer build
+                continue
             self.facts[kind.name] += 1
             if kind.role is Role.DECISION:
                 self.when.setdefault(kind.name, []).append(t_us)
@@ -59,7 +63,7 @@ class _Run:
                 KindId.ROUTER_STARTED,
                 KindId.REQUEST_RECEIVED,
             ):
-                body = decode_body(wire.kind, wire.schema_v, wire.body)
+                body = readable(wire)
                 if isinstance(body, RequestReceived):
                     self.requests.append(body.request)
                 elif isinstance(body, WorkerStarted | RouterStarted):
@@ -83,7 +87,12 @@ def write_report(directory: Path, target: Path, *, verdict: VerifyResult | None 
     verdict = verdict or verify(directory)
     log = verify_log(directory)
     sampled = _sample(run.requests)
-    explained = [(request, explain(directory, request).decisions) for request in sampled]
+    loaded = Loaded.read(directory) if sampled else None
+    explained = [
+        (request, explain_loaded(loaded, str(directory), request).decisions)
+        for request in sampled
+        if loaded is not None
+    ]
     environment = Environment(
         loader=PackageLoader("pagetrail.replay", "templates"),
         autoescape=select_autoescape(default=True),

@@ -100,4 +100,9 @@ def _print(result: VerifyResult) -> None:
         f"{result.facts} facts, {result.decisions} decisions in {result.spans} spans, "
         f"{result.wall_s} s, {result.decisions_per_s} decisions/s"
     )
-    click.echo("every decision was derived again" if result.ok else "NOT every decision holds")
+    if not result.ok:
+        click.echo("NOT every decision holds")
+    elif result.decisions:
+        click.echo("every decision was derived again")
+    else:
+        click.echo("the log holds no decision")
