@@ -29,9 +29,7 @@ from pagetrail.controlplane.cluster.messages import (
     Capture,
     Ended,
     Forked,
-    Incoming,
     KeepInRam,
-    Offer,
     Parked,
     Restore,
     Run,
@@ -48,8 +46,9 @@ from pagetrail.log_follow import shown_of, shown_through
 from pagetrail.tiers.threads import ChunkArrived, ChunkStored
 
 from .clock import Clock
+from .heartbeats import Heartbeats
 from .model import EngineModel
-from .prompts import prompt_of
+from .offers import offer_value
 from .steps import Produced, Steps
 from .streams import (
     ActiveStream,
@@ -129,9 +128,7 @@ class Runtime:
         self._offers: dict[tuple[int, int], wire.OfferWire] = {}
         self._headroom: dict[tuple[int, int], Callable[[], None]] = {}
         self._router_epoch = 0
-        self._beat_ns = 0
-        self._events = 0
-        self._whole = True
+        self._beats = Heartbeats(machine, options.heartbeat_ns)
         self._shown_seq = 0  # this epoch's transactions before it have come back from the log
 
     # ---- the loop
@@ -200,8 +197,7 @@ class Runtime:
             case wire.Welcome():
                 self._welcomed(item.router_epoch)
             case wire.Resync():
-                self._whole = True
-                self._beat_ns = 0
+                self._beats.begin_anew()
             case ChunkArrived():
                 self._act(self._transfers.arrived(item))
             case ChunkStored():
@@ -259,7 +255,9 @@ class Runtime:
                 self._send(wire.AnswerWire(offer.router_epoch, *key, Answer.DECLINED))
                 return
             self._offers[key] = offer
-        value = self._value_of(offer)
+        value = offer_value(
+            offer, self._machine.start.page_tokens, self._machine.start.chunk_tokens
+        )
         if self._look is not None:
             self._look(value.incoming.prompt.reusable_chunks)
         effects = self._machine.offered(value, self._clock.now_us())
@@ -270,31 +268,6 @@ class Runtime:
         if declined:
             self._release(key)
         self._act(effects)
-
-    def _value_of(self, offer: wire.OfferWire) -> Offer:
-        """The offer as the machine knows it; digests are computed here, never believed."""
-        return Offer(
-            number=offer.number,
-            attempt=offer.attempt,
-            worker=offer.worker,
-            worker_epoch=offer.worker_epoch,
-            incoming=Incoming(
-                request=offer.request,
-                tenant=offer.tenant,
-                priority=offer.priority,
-                deadline_us=offer.deadline_us,
-                prompt=prompt_of(
-                    offer.tokens,
-                    offer.salt,
-                    self._machine.start.page_tokens,
-                    self._machine.start.chunk_tokens,
-                    fresh=_wants_prompt(offer),
-                ),
-                max_new_tokens=offer.max_new_tokens,
-                samples=offer.samples,
-            ),
-            generated=len(offer.tokens) - offer.prompt_tokens,
-        )
 
     def _release(self, key: tuple[int, int]) -> None:
         self._offers.pop(key, None)
@@ -425,35 +398,9 @@ class Runtime:
 
     def _beat_if_due(self) -> None:
         """Paced by the machine's own clock: a heartbeat is no decision and no fact."""
-        now_ns = time.monotonic_ns()
-        if now_ns - self._beat_ns < self._options.heartbeat_ns:
-            return
-        self._beat_ns = now_ns
-        whole = self._whole
-        self._whole = False
-        came, gone = self._machine.prefix.take_changes()
-        if whole:
-            came, gone = list(self._machine.prefix.digests()), []
-        self._events += len(came) + len(gone)
-        self._send(
-            wire.Beat(
-                seen=self._machine.observe(),
-                running=tuple(sorted(self._machine.running_attempts())),
-                events=self._events,
-                kept=tuple(came),
-                cut=tuple(gone),
-                whole=whole,
-                position=self._index.position,
-                settled=self._settled(),
-            )
-        )
+        if self._beats.due(time.monotonic_ns()):
+            self._send(self._beats.beat(self._index.position, self._settled()))
 
     def _settled(self) -> bool:
         written = self._machine.decider.journal.next_seq
         return not self._offers and self._nothing_under_way() and self._shown_seq == written
-
-
-def _wants_prompt(offer: wire.OfferWire) -> bool:
-    """Whether logits of every prompt row are wanted, so that none may be reused."""
-    nothing_sent = len(offer.tokens) == offer.prompt_tokens
-    return nothing_sent and decode_generation(offer.sampling).prompt_logprobs is not None
