@@ -142,13 +142,13 @@ def _with_values(rule: Rule, fixed: Mapping[int, Term]) -> Rule:
         else:
             left, right = _put(literal.left, values), _put(literal.right, values)
             body.append(replace(literal, left=left, right=right))
-    head = tuple(
+    heads = tuple(
         replace(term, arguments=tuple(_put(argument, values) for argument in term.arguments))
         if isinstance(term, Aggregate)
         else _put(term, values)
         for term in rule.head
     )
-    return replace(rule, head=head, body=tuple(body))
+    return replace(rule, head=heads, body=tuple(body))
 
 
 def _put(term: Term, values: Mapping[str, Term]) -> Term:
