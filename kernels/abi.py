@@ -62,6 +62,15 @@ class Storage(IntEnum):
         return np.dtype(np.float16) if self is Storage.F16 else np.dtype(np.uint16)
 
 
+def check_slab(name: str, layers: int, heads: int, width: int) -> None:
+    """Raise KernelInputError unless a slab has something in every direction."""
+    if min(layers, heads, width) < 1:
+        raise KernelInputError(
+            f"slab {name!r} needs at least one layer, head and element, "
+            f"not {layers}, {heads}, {width}"
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class SlabSpec:
     """One kind of row that a token leaves in every layer: keys, values, a latent, a rotary key."""
@@ -73,11 +82,7 @@ class SlabSpec:
     storage: Storage = Storage.F32
 
     def __post_init__(self) -> None:
-        if min(self.layers, self.heads, self.width) < 1:
-            raise KernelInputError(
-                f"slab {self.name!r} needs at least one layer, head and element, "
-                f"not {self.layers}, {self.heads}, {self.width}"
-            )
+        check_slab(self.name, self.layers, self.heads, self.width)
 
     @property
     def row_bytes(self) -> int:

@@ -13,7 +13,7 @@ from enum import IntEnum
 import numpy as np
 import numpy.typing as npt
 
-from ..abi import Floats, KernelInputError
+from ..abi import Floats, check_slab
 from ..device import PagePool
 
 
@@ -35,11 +35,7 @@ class CodedSlab:
     code: Code
 
     def __post_init__(self) -> None:
-        if min(self.layers, self.heads, self.width) < 1:
-            raise KernelInputError(
-                f"slab {self.name!r} needs at least one layer, head and element, "
-                f"not {self.layers}, {self.heads}, {self.width}"
-            )
+        check_slab(self.name, self.layers, self.heads, self.width)
 
     @property
     def row_bytes(self) -> int:
