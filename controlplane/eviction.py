@@ -115,6 +115,6 @@ def evict_inputs(
 
 def _run(node: Run) -> EvictRun:
     """A node's run: held by the tree, by the nodes below it and by streams and leases."""
-    return EvictRun(
-        tuple([len(ids) for ids in node.pages]), node.columns, 1 + node.children + node.holders
-    )
+    pages = node.pages
+    held = (len(pages[0]),) if len(pages) == 1 else tuple([len(ids) for ids in pages])
+    return EvictRun(held, node.columns, 1 + node.children + node.holders)

@@ -119,7 +119,7 @@ class AdmitChoice(msgspec.Struct, frozen=True, array_like=True):
 # ---------------------------------------------------------------- evict
 
 
-class EvictRun(msgspec.Struct, frozen=True, array_like=True):
+class EvictRun(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A run of page columns and how many hold it (kept entries, streams, leases, children).
 
     A group with fewer pages than columns holds those of the last columns.
@@ -130,7 +130,7 @@ class EvictRun(msgspec.Struct, frozen=True, array_like=True):
     holders: int
 
 
-class EvictCandidate(msgspec.Struct, frozen=True, array_like=True):
+class EvictCandidate(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A kept entry. Evicting it lets go one hold on each of its runs.
 
     The runs after the first are other entries' own; those may be left out of the candidates.
