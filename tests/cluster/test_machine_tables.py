@@ -69,6 +69,12 @@ def nothing_will_make_room(path: Path) -> None:
     worker.starved()
 
 
+def a_prompt_too_long_to_keep_goes_to_memory(path: Path) -> None:
+    world = GrowingWorld(growing_machine(kept_columns_max=2, ram_bytes_max=MIB))
+    world.offer(1, incoming("long", 16, max_new_tokens=1))
+    world.run()
+
+
 def a_lone_stream_outgrows_its_worker(path: Path) -> None:
     world = GrowingWorld(growing_machine(pages=6))
     world.offer(1, incoming("long", 8, max_new_tokens=100))
@@ -134,6 +140,7 @@ BY_PLAIN_CALLS: tuple[Callable[[Path], None], ...] = (
     an_offer_of_another_epoch,
     a_request_that_never_fits,
     nothing_will_make_room,
+    a_prompt_too_long_to_keep_goes_to_memory,
     a_lone_stream_outgrows_its_worker,
     a_stream_gives_way_and_is_computed_again,
     a_stream_is_cancelled_while_it_is_swapped_out,

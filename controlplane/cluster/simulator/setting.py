@@ -92,7 +92,7 @@ def worker_start(number: int, settings: SimSettings) -> WorkerStarted:
         verify_rows=0,
         step_rows=settings.pages * BLOCK_TOKENS,
         lanes=settings.lanes,
-        kept_columns_max=settings.pages * 3 // 4,
+        kept_columns_max=settings.pages * 3 // 4 if grows else settings.pages,
         kept_nodes_max=settings.pages,
         reserve_output=not grows,
         grows=grows,

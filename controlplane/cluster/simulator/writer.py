@@ -34,7 +34,7 @@ from .network import Network
 from .timeline import Timeline
 
 LOG = Path("/simulated/log")
-SYNC_US = 4_000
+SYNC_US = 6_000
 SLOW_SYNC_US = 250_000
 HEARTBEAT_US = LogLimits().heartbeat_ns // 1_000
 FETCH_FRAMES_MAX = 512
