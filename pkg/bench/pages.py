@@ -40,6 +40,7 @@ from pagetrail.controlplane.pages.owner import PageOwner
 from .table import BenchResult, BenchRow, machine_name
 
 VLLM_VARIABLE = "PAGETRAIL_BENCH_VLLM_PYTHON"  # an interpreter that has vllm
+SGLANG_VARIABLE = "PAGETRAIL_BENCH_SGLANG_PYTHON"  # one that has sglang and torch
 PEER_SECONDS_MAX = 300
 PAGE_TOKENS = 16
 PROMPT_TOKENS = 32_768
@@ -54,6 +55,10 @@ LOOKUP = "lookup that hits 2,048 pages"
 ALLOCATE = "allocate and free 32k tokens"
 EVICT = "evict one leaf of 4,000"
 LARGE = ", 1M pages and 100k kept prompts"
+PEERS = (
+    ("vllm", VLLM_VARIABLE, ((HASH, "hash"), (LOOKUP, "lookup"), (ALLOCATE, "allocate"))),
+    ("sglang", SGLANG_VARIABLE, ((LOOKUP, "lookup"), (EVICT, "evict"))),
+)
 
 
 def run(quick: bool) -> dict[str, object]:
@@ -94,7 +99,9 @@ def run(quick: bool) -> dict[str, object]:
                 met=large[case] <= 2 * small[case],
             )
         )
-    rows += _vllm_rows(os.environ.get(VLLM_VARIABLE), {HASH: hash_ns, **small})
+    ours = {HASH: hash_ns, **small}
+    for peer, variable, cases in PEERS:
+        rows += _peer_rows(peer, os.environ.get(variable), cases, ours)
     result = BenchResult(bench="pages", machine=machine_name(), rows=tuple(rows))
     plain: dict[str, object] = msgspec.to_builtins(result)
     return plain
@@ -174,17 +181,20 @@ def _owner_costs(pages: int, prompts: int, repetitions: int) -> dict[str, int]:
     }
 
 
-def _vllm_rows(interpreter: str | None, ours: dict[str, int]) -> list[BenchRow]:
-    """vLLM's KVCacheManager in the same cases, from a run of its own; empty without it.
+def _peer_rows(
+    peer: str, interpreter: str | None, cases: tuple[tuple[str, str], ...], ours: dict[str, int]
+) -> list[BenchRow]:
+    """Another engine's book in the same cases, from a run of its own; empty without it.
 
-    It has no call that evicts: taking a block that holds a prefix is its eviction.
+    vLLM has no call that evicts: taking a block that holds a prefix is its eviction. SGLang's
+    cache hashes nothing and owns no pages.
     """
     theirs: dict[str, int] = {}
     if interpreter:
         script = Path(__file__).with_name("peers_pages.py")
         sizes = [str(size) for size in (PAGE_TOKENS, PROMPT_TOKENS, SMALL_PAGES)]
         answer = subprocess.run(
-            [interpreter, "-P", str(script), "vllm", *sizes],
+            [interpreter, "-P", str(script), peer, *sizes],
             capture_output=True,
             text=True,
             timeout=PEER_SECONDS_MAX,
@@ -192,14 +202,14 @@ def _vllm_rows(interpreter: str | None, ours: dict[str, int]) -> list[BenchRow]:
         )
         theirs = json.loads(answer.stdout.splitlines()[-1])
     rows = []
-    for case, key in ((HASH, "hash"), (LOOKUP, "lookup"), (ALLOCATE, "allocate")):
+    for case, key in cases:
         their_ns = theirs.get(key)
         rows.append(
             BenchRow(
-                case=f"{case}, beside vllm",
+                case=f"{case}, beside {peer}",
                 unit="us",
                 ours=ours[case] / 1_000,
-                peer="vllm",
+                peer=peer,
                 theirs=None if their_ns is None else their_ns / 1_000,
                 ratio=None if their_ns is None else their_ns / ours[case],
             )

@@ -7,14 +7,33 @@ environment has it not: it is told the sizes, and answers nanoseconds of CPU tim
 from __future__ import annotations
 
 import gc
+import importlib.util
 import json
+import os
 import statistics
 import sys
 import time
+import types
+from array import array
 from collections.abc import Callable
+from importlib.machinery import ModuleSpec
+from pathlib import Path
 from typing import Any
 
 REPETITIONS = 50
+LEAVES = 4_000
+# The radix cache and what it is made of; the engine around it needs a card's libraries.
+SGLANG_CACHE = tuple(
+    f"sglang.srt.mem_cache.{name}"
+    for name in (
+        "radix_cache",
+        "base_prefix_cache",
+        "events",
+        "utils",
+        "cache_init_params",
+        "evict_policy",
+    )
+)
 
 
 def median_ns(work: Callable[[], object], prepare: Callable[[], object] = lambda: None) -> int:
@@ -77,7 +96,82 @@ def vllm(page_tokens: int, prompt_tokens: int, pages: int) -> dict[str, int]:
     return costs
 
 
+class _Absent(types.ModuleType):
+    """A module of the engine around the cache: its names exist and are never used."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        made = type(name, (), {})
+        setattr(self, name, made)
+        return made
+
+
+class _CacheAlone:
+    """Imports the peer's cache, and an absent module for all the rest of it."""
+
+    def find_spec(self, name: str, path: object, target: object = None) -> ModuleSpec | None:
+        if not name.startswith("sglang.") or name in SGLANG_CACHE:
+            return None
+        return ModuleSpec(name, self, is_package=True)  # type: ignore[arg-type]
+
+    def create_module(self, spec: ModuleSpec) -> types.ModuleType:
+        module = _Absent(spec.name)
+        module.__path__ = []
+        return module
+
+    def exec_module(self, module: Any) -> None:
+        if module.__name__ == "sglang.srt.utils.common":
+            module.ceil_align = lambda size, unit: -(-size // unit) * unit
+
+
+def sglang(page_tokens: int, prompt_tokens: int, pages: int) -> dict[str, int]:
+    """RadixCache by itself; it compares tokens instead of hashing them, and owns no pages."""
+    found = importlib.util.find_spec("sglang")
+    if found is None or found.origin is None:
+        raise ModuleNotFoundError("sglang is not installed here")
+    root = Path(found.origin).parent
+    for place in ("sglang", "sglang/srt", "sglang/srt/mem_cache"):
+        package = types.ModuleType(place.replace("/", "."))
+        package.__path__ = [str(root.parent / place)]
+        sys.modules[package.__name__] = package
+    sys.meta_path.insert(0, _CacheAlone())  # type: ignore[arg-type]
+    import torch
+    from sglang.srt.mem_cache.base_prefix_cache import (
+        EvictParams,
+        InsertParams,
+        MatchPrefixParams,
+    )
+    from sglang.srt.mem_cache.radix_cache import RadixCache, RadixKey
+
+    class Allocator:
+        device = "cpu"
+
+        def free_segment(self, value: object, start_pos: int = 0) -> None:
+            """Its pages are counted elsewhere."""
+
+    cache = RadixCache.create_simulated(mock_allocator=Allocator(), page_size=page_tokens)
+
+    def keep(tokens: list[int]) -> None:
+        key = RadixKey(array("q", tokens))
+        cache.insert(InsertParams(key=key, value=torch.arange(len(tokens))))
+
+    tokens = [place * 7 % 50_000 for place in range(prompt_tokens)]
+    keep(tokens)
+    prompt = MatchPrefixParams(key=RadixKey(array("q", tokens)))
+    costs = {"lookup": median_ns(lambda: cache.match_prefix(prompt))}
+    for leaf in range(LEAVES):
+        keep([60_000 + leaf] * page_tokens)
+    numbers = iter(range(60_000 + LEAVES, 10**6))
+    costs["evict"] = median_ns(
+        lambda: cache.evict(EvictParams(num_tokens=page_tokens)),
+        lambda: keep([next(numbers)] * page_tokens),
+    )
+    return costs
+
+
 if __name__ == "__main__":
-    peers = {"vllm": vllm}
+    peers = {"vllm": vllm, "sglang": sglang}
     sizes = [int(size) for size in sys.argv[2:]]
-    print(json.dumps(peers[sys.argv[1]](*sizes)))
+    print(json.dumps(peers[sys.argv[1]](*sizes)), flush=True)
+    os._exit(0)  # a peer's libraries may wait for ever on their way out

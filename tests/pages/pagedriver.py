@@ -31,6 +31,8 @@ from pagetrail.catalog.kinds.worker import (
     PagesUnpinned,
     PoolSpec,
     PromptKept,
+    RamKeepBegun,
+    RamKeepEnded,
     RouteForked,
     RowsAdvanced,
     SnapshotDropped,
@@ -42,6 +44,7 @@ from pagetrail.controlplane.pages.index import PrefixIndex
 from pagetrail.controlplane.pages.owner import PageOwner
 
 LIMIT = 10_000
+ACCOUNTS = 2
 
 
 @dataclass
@@ -63,11 +66,12 @@ class Driver:
     number: int = 0
     lease: int = 0
     leases: list[int] = field(default_factory=list)
+    to_ram: set[int] = field(default_factory=set)
     copies: int = 0
 
     def __post_init__(self) -> None:
-        self.live = PageOwner(self.pools, self.page_tokens, 0, LIMIT, LIMIT, self.slots)
-        self.replayed = PageOwner(self.pools, self.page_tokens, 0, LIMIT, LIMIT, self.slots)
+        shape = (self.pools, self.page_tokens, 0, LIMIT, LIMIT, self.slots, ACCOUNTS)
+        self.live, self.replayed = PageOwner(*shape), PageOwner(*shape)
         self.index = PrefixIndex(self.live)
         self.model = PageModel(
             [pool.pages for pool in self.pools],
@@ -110,7 +114,11 @@ class Driver:
 
     def settle(self, stream: int | None = None) -> None:
         """Advance committed rows, as is done before a decision; all streams or one."""
-        entries = tuple(e for e in self.live.committed() if stream in (None, e[0]))
+        committed = self.live.committed()
+        assert dict(committed) == {
+            n: one.appended for n, one in self.streams.items() if one.appended
+        }
+        entries = tuple(e for e in committed if stream in (None, e[0]))
         if not entries:
             return
         self.apply(RowsAdvanced(entries))
@@ -183,7 +191,7 @@ class Driver:
         if not self.slots and columns and self.page_tokens > 1 and self.pick(4) == 0:
             rows -= 1  # row-granular reuse: the last token stays to be computed
         self.number += 1
-        command = PagesAdopted(self.number, found, columns, rows)
+        command = PagesAdopted(self.number, found, columns, rows, self.number % ACCOUNTS)
         try:
             self.live.apply(command)
         except BadInputError:  # a window has given back what would be read, or no snapshot there
@@ -347,7 +355,12 @@ class Driver:
             if number is None or not self.live.route(number).columns:
                 return
             columns = 1 + self.pick(self.live.route(number).columns)
-            self.apply(PagesPinned(self.lease, number, 0, columns))
+            to_ram = self.pick(2)
+            if to_ram:
+                self.apply(RamKeepBegun(self.lease, number, columns))
+                self.to_ram.add(self.lease)
+            else:
+                self.apply(PagesPinned(self.lease, number, 0, columns))
             for _, start, count in self.live.kept_path(number):  # a node is pinned whole
                 if start < columns:
                     columns = max(columns, start + count)
@@ -368,7 +381,13 @@ class Driver:
     def unpin(self) -> None:
         if self.leases:
             lease = self.leases.pop(self.pick(len(self.leases)))
-            self.apply(PagesUnpinned(lease))
+            if lease in self.to_ram:
+                self.refused(PagesUnpinned(lease))
+                self.refused(RamKeepEnded(lease, 10**9))
+                self.apply(RamKeepEnded(lease, 0))
+            else:
+                self.refused(RamKeepEnded(lease, 0))
+                self.apply(PagesUnpinned(lease))
             self.model.unpin(lease)
 
     def durable(self) -> None:
