@@ -256,7 +256,7 @@ class Worker:
         stated = state_model(
             index,
             start.fingerprint,
-            self._config.model.name,
+            self._config.model.served_as or Path(self._config.model.name).name,
             self.model.layout,
             start.chunk_tokens,
         )

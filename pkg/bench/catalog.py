@@ -31,6 +31,7 @@ from .catalog_world import CHAIN_CHUNKS, FINGERPRINT, INTERLEAVED, NoLog, World,
 from .table import BenchResult, BenchRow, machine_name
 
 LONG_CHUNKS = 512
+WHOLE_REPETITIONS = 3  # of what goes through the whole catalog
 
 HOLDS = f"op = 1 AND to_seq = {2**63 - 1}"
 HAND_BOUNDARY = f"""
@@ -76,8 +77,8 @@ def run(quick: bool) -> dict[str, object]:
             ),
             *_index_rows(world, repetitions * 20),
             *_boundary_rows(world, repetitions),
-            _resolve_row(world, max(3, repetitions // 5)),
-            *_rule_rows(world, max(3, repetitions // 5)),
+            _resolve_row(world),
+            *_rule_rows(world),
             _pydatalog_row(world),
         ]
     rows.append(_compile_row(repetitions))
@@ -169,13 +170,13 @@ def _prompt_table(prefixes: list[bytes]) -> pa.Table:
     )
 
 
-def _resolve_row(world: World, repetitions: int) -> BenchRow:
+def _resolve_row(world: World) -> BenchRow:
     """From digests to integer ids, which the rule of boundaries then takes: a scan by nature."""
     prompt = _prompt_table(list(world.prompts[len(world.prompts) // 2]))
     query = world.replica.compile("?- chunk_of(I, Node, Part).")
     values = {"fingerprint": FINGERPRINT}
     ours = _median_s(
-        partial(world.replica.run, query, values, inputs={"prompt": prompt}), repetitions
+        partial(world.replica.run, query, values, inputs={"prompt": prompt}), WHOLE_REPETITIONS
     )
     return BenchRow(
         case=f"ids of {CHAIN_CHUNKS} chunks from their digests, by the rule",
@@ -205,7 +206,7 @@ def _against_hand(
     )
 
 
-def _rule_rows(world: World, repetitions: int) -> list[BenchRow]:
+def _rule_rows(world: World) -> list[BenchRow]:
     rows = []
     for goal, hand in (
         ("copies_in_state(Node, Tier, State, N)", HAND_COPIES),
@@ -215,8 +216,8 @@ def _rule_rows(world: World, repetitions: int) -> list[BenchRow]:
         connection = world.replica.connection.cursor()
         expected = {tuple(row) for row in connection.execute(hand).fetchall()}
         _same(world.replica.run(query, ordered=False), expected, goal)
-        ours = _median_s(partial(world.replica.run, query, ordered=False), repetitions)
-        theirs = _median_s(partial(_by_hand, connection, hand), repetitions)
+        ours = _median_s(partial(world.replica.run, query, ordered=False), WHOLE_REPETITIONS)
+        theirs = _median_s(partial(_by_hand, connection, hand), WHOLE_REPETITIONS)
         rows.append(_against_hand(f"rule {goal}, whole catalog", ours, theirs))
         connection.close()
     return rows
