@@ -35,6 +35,9 @@ from pagetrail.controlplane.log.segments import (
 from pagetrail.controlplane.log.stretches import index_path, sealed_directories
 from pagetrail.controlplane.log.wire import AnswerSpan, SegmentEntry, cut_span
 
+_READ_BYTES = 64 * 1024
+"""Read at once, at least; frames before the wanted one are stepped over in these."""
+
 
 @dataclass(frozen=True, slots=True)
 class ActiveSegment:
@@ -212,36 +215,46 @@ class Archive:
 
 
 def _whole_frames(descriptor: int, offset: int, from_seq: int, until: int, max_bytes: int) -> bytes:
-    """Frames that hold ``from_seq`` and later ones, before ``until``, from an offset on."""
-    kept: list[bytes] = []
-    kept_bytes = 0
-    size = max(max_bytes, HEADER_BYTES)
-    while not kept or kept_bytes < max_bytes:
-        data = os.pread(descriptor, size, offset)
-        at, start, over, need = _split(data, from_seq, until)
-        if at > start:
-            kept.append(data[start:at])
-            kept_bytes += at - start
-        if over or (at == 0 and need <= size):
-            break
-        offset += at
-        size = max(size, need) if at == 0 else max(max_bytes, HEADER_BYTES)
-    return b"".join(kept)
-
-
-def _split(data: bytes, from_seq: int, until: int) -> tuple[int, int, bool, int]:
-    """Where whole frames end, where those that are wanted start, whether there are no more, and
-    how many bytes the frame behind them takes."""
-    at = start = 0
+    """Frames that hold ``from_seq`` and later ones, before ``until``, from an offset on: one, and
+    more as long as all of them have at most ``max_bytes``."""
+    kept = b""
+    size = max(max_bytes, _READ_BYTES)
     while True:
-        span = frame_span(data, at)
-        if span is None or span.first_seq >= until:
-            return at, start, span is not None or len(data) - at >= HEADER_BYTES, HEADER_BYTES
-        if at + span.size_bytes > len(data):
-            return at, start, False, span.size_bytes
-        at += span.size_bytes
+        data = os.pread(descriptor, size, offset)
+        part = _split(data, from_seq, until, max_bytes - len(kept), bool(kept))
+        kept += data[part.start : part.end]
+        if part.last or (part.end == 0 and len(data) < size):  # or the file ends inside a frame
+            return kept
+        offset += part.end
+        size = max(size, part.next_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """What some bytes hold: wanted frames from ``start`` to ``end``; whether they are the last to
+    be taken; how many bytes the frame behind them needs to be seen whole."""
+
+    start: int
+    end: int
+    last: bool
+    next_bytes: int
+
+
+def _split(data: bytes, from_seq: int, until: int, max_bytes: int, some: bool) -> _Part:
+    """``some``: a wanted frame is there already, so none is taken beyond ``max_bytes``."""
+    end = start = 0
+    while True:
+        span = frame_span(data, end)
+        if span is None:
+            return _Part(start, end, len(data) - end >= HEADER_BYTES, HEADER_BYTES)
+        after = end + span.size_bytes
+        if span.first_seq >= until or ((some or end > start) and after - start > max_bytes):
+            return _Part(start, end, True, 0)
+        if after > len(data):
+            return _Part(start, end, False, span.size_bytes)
+        end = after
         if span.next_seq <= from_seq:
-            start = at
+            start = end
 
 
 def _frames(path: Path, until: int) -> Iterator[Frame]:
