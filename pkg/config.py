@@ -9,6 +9,7 @@ This module reads no file and no environment.
 from __future__ import annotations
 
 from enum import StrEnum
+from pathlib import Path
 from typing import Annotated, Literal
 
 import msgspec
@@ -361,6 +362,11 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     policy: PolicyConfig
     record: RecordConfig
     sockets: SocketsConfig
+
+
+def served_name(config: Config) -> str:
+    """The name of the model that clients ask for."""
+    return config.model.served_as or Path(config.model.name).name
 
 
 def log_limits(config: Config) -> LogLimits:

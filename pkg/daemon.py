@@ -22,7 +22,7 @@ from pagetrail.catalog.index import LiveIndex
 from pagetrail.catalog.kinds.content import Tenant, Tier, WorkerEpoch
 from pagetrail.catalog.kinds.worker import PoolSpec, WorkerStarted
 from pagetrail.catalog.publishing import state_model
-from pagetrail.config import Config, log_limits, record_mode
+from pagetrail.config import Config, log_limits, record_mode, served_name
 from pagetrail.controlplane.cluster import wire
 from pagetrail.controlplane.cluster.deciding import Decider
 from pagetrail.controlplane.cluster.worker import WorkerMachine
@@ -256,7 +256,7 @@ class Worker:
         stated = state_model(
             index,
             start.fingerprint,
-            self._config.model.served_as or Path(self._config.model.name).name,
+            served_name(self._config),
             self.model.layout,
             start.chunk_tokens,
         )

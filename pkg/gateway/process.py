@@ -16,7 +16,7 @@ import uvicorn
 
 from pagetrail.catalog import identity
 from pagetrail.catalog.errors import BadInputError, PagetrailError
-from pagetrail.config import Config
+from pagetrail.config import Config, served_name
 from pagetrail.controlplane.log.endpoints import ClientKeys, ServerKeys
 from pagetrail.engine.model import EngineOptions, model_facts
 from pagetrail.sockets import listen
@@ -35,11 +35,6 @@ class GatewayReady(msgspec.Struct, frozen=True):
     url: str
     cluster: str
     model: str
-
-
-def served_name(config: Config) -> str:
-    """The name that clients ask for."""
-    return config.model.served_as or Path(config.model.name).name
 
 
 def run_gateway(
