@@ -2,6 +2,7 @@
 
 Numbered as in the list of cases; those about one machine alone stand with its other tests:
 
+    14  tests/cluster/test_growth_and_preemption.py, a fifth request waits
     16  tests/pages/test_owner_vectors.py, at most what is allocated is used
     20  tests/tiers/test_breaker.py
     22  tests/tiers/test_restoring.py, test_case_22_...
@@ -38,17 +39,6 @@ from pagetrail.gateway.resident import ResidentDigests
 from pagetrail.simulate import simulate
 
 QUIET = SimSettings(seed=3, simulated_us=3_000_000, workers=3, requests_per_s=15, faults=())
-
-
-def test_case_14_a_fifth_stream_waits_and_none_of_four_is_preempted_for_it() -> None:
-    world = GrowingWorld(growing_machine(pages=100))
-    for number in range(1, 5):
-        world.offer(number, incoming(f"r{number}", 88, max_new_tokens=1))
-    world.offer(5, incoming("fifth", 100, max_new_tokens=1))
-    assert world.machine.view.queue(9) == [5]
-    world.run()
-    assert [one.reason for one in world.ended] == [FinishReason.LENGTH] * 5
-    assert not [one for one in world.facts() if isinstance(one, StreamPreempted)]
 
 
 def test_case_15_a_stream_that_gave_way_goes_on_and_ends_once() -> None:

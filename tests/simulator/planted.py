@@ -235,7 +235,7 @@ def acknowledged_before_it_is_durable(patch: Patch) -> None:
 
 
 PLANTED = (
-    Planted("drop a fence: attempts", attempt_fence_dropped, 1, "ended while attempt", _pauses()),
+    Planted("drop a fence: attempts", attempt_fence_dropped, 1, "not told to give up", _pauses()),
     Planted("drop a fence: writers", writer_fence_dropped, 3, "acknowledged"),
     Planted("accept an old epoch: offers", old_worker_epoch_accepted, 11, "offered it was to"),
     Planted("accept an old epoch: reports", old_reports_accepted, 7, "is not newer than"),

@@ -17,7 +17,7 @@ import msgspec
 from pagetrail.catalog.envelope import Run
 from pagetrail.catalog.facts import KindId, decode_body
 from pagetrail.catalog.kinds.content import WorkerEpoch
-from pagetrail.catalog.kinds.router import Answer, WorkerObserved
+from pagetrail.catalog.kinds.router import Answer, RouterStarted, WorkerObserved
 from pagetrail.catalog.kinds.system import Refused
 from pagetrail.catalog.kinds.worker import WorkerStarted
 from pagetrail.controlplane.journal import Journal
@@ -28,6 +28,7 @@ from ..deciding import Decider
 from ..messages import Answered, CancelAttempt, Ended, Offer
 from ..modelfree import DeclaredCosts, Due, Later, ModelFreeWorker, RestoreDue
 from ..publisher import Publisher
+from ..router_view import RouterView
 from ..worker import WorkerMachine
 from .log import RETRY_US, WRITER, Fetch, Fetched, Follower, Live, ShipAnswer, SimSpool
 from .network import Network
@@ -117,6 +118,14 @@ class Node:
         self.paused_until_us = 0
         self.network.attach(name, self._heard)
 
+    def _decide_from(
+        self, start: WorkerStarted | RouterStarted, view: WorkerView | RouterView
+    ) -> None:
+        """Begin this incarnation's journal with its start fact."""
+        journal = Journal(self.name, self.epoch)
+        self.decider = Decider(journal, view, start.evaluators, REFERENCE, KEYFRAME_EVERY)
+        self.decider.write([start])
+
     def crash(self) -> None:
         """Everything in memory is gone."""
         self.up = False
@@ -198,14 +207,7 @@ class SimWorker(Node):
             previous_epoch=begin.previous_epoch,
             previous_chain=begin.previous_chain,
         )
-        self.decider = Decider(
-            Journal(start.worker, self.epoch),
-            WorkerView(start),
-            start.evaluators,
-            REFERENCE,
-            KEYFRAME_EVERY,
-        )
-        self.decider.write([start])
+        self._decide_from(start, WorkerView(start))
         self.decider.write([WorkerEpoch(start.worker, self.epoch, "")])
         self.machine = WorkerMachine(self.decider, start, self.follower.index)
         self._stores = WorkerStores(

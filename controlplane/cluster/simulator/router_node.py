@@ -11,10 +11,7 @@ from typing import Protocol
 import msgspec
 
 from pagetrail.catalog.kinds.router import Answer, RouterStarted
-from pagetrail.controlplane.journal import Journal
-from pagetrail.controlplane.policy.recorder import REFERENCE
 
-from ..deciding import Decider
 from ..messages import (
     Answered,
     ArmOfferTimeout,
@@ -31,7 +28,6 @@ from .clocks import SimClock
 from .log import RETRY_US
 from .nodes import (
     HEARTBEAT_US,
-    KEYFRAME_EVERY,
     Beat,
     Begin,
     Node,
@@ -77,14 +73,7 @@ class SimRouter(Node):
             previous_epoch=begin.previous_epoch,
             previous_chain=begin.previous_chain,
         )
-        self.decider = Decider(
-            Journal(start.router, self.epoch),
-            RouterView(start),
-            start.evaluators,
-            REFERENCE,
-            KEYFRAME_EVERY,
-        )
-        self.decider.write([start])
+        self._decide_from(start, RouterView(start))
         self._watch = watch
         self._resident: dict[str, frozenset[bytes]] = {}
         self._page_tokens = start.page_tokens
