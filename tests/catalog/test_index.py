@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from histories import History, RandomCatalog, digest, node_of, parts_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pagetrail.catalog.boundaries import Boundaries, boundaries_by_rule, recorded_by_rule
-from pagetrail.catalog.envelope import Op
+from pagetrail.catalog.envelope import Op, Run, Transaction, WireFact
 from pagetrail.catalog.errors import BadInputError, CorruptionError, InvariantError
 from pagetrail.catalog.identity import ROOT, node_id, salted_root
-from pagetrail.catalog.index import LiveIndex
+from pagetrail.catalog.index import CatalogChanges, LiveIndex
 from pagetrail.catalog.kinds.content import Copy, Node, Part
 from pagetrail.catalog.replica import open_replica
 from pagetrail.controlplane.lookup import holdings, look_up
@@ -65,6 +66,28 @@ def holders(index: LiveIndex) -> list[tuple[str, int]]:
     entry = index.entry(digest("f"), digest("p"))
     assert entry is not None
     return [index.holder(bit) for bit in range(8) if entry.mask >> bit & 1]
+
+
+@given(seed=st.integers(0, 2**32), steps=st.integers(1, 60))
+@settings(max_examples=30, deadline=None)
+def test_changes_that_are_read_once_fold_into_any_number_of_indexes(seed: int, steps: int) -> None:
+    catalog = RandomCatalog(seed, chunks=4)
+    for _ in range(steps):
+        catalog.step()
+    told = catalog.history.facts
+    applied = LiveIndex()
+    applied.apply(told)
+    wires = [WireFact(one.op, one.kind, one.schema_v, msgspec.Raw(bytes(one.body))) for one in told]
+    run = Run("w", 1, tuple(Transaction(n, (), (), (wire,)) for n, wire in enumerate(wires)))
+    changes = CatalogChanges.of_runs(0, [run])
+    for folded in (LiveIndex(), LiveIndex()):
+        folded.fold(changes)
+        assert folded.position == applied.position
+        for fingerprint, (_, *prefixes), _ in catalog.prompts[:3]:
+            chain = tuple(prefixes)
+            assert by_index(folded, fingerprint, chain) == by_index(applied, fingerprint, chain)
+        with pytest.raises(BadInputError, match="does not continue at"):
+            folded.fold(changes)
 
 
 def test_a_node_of_several_groups_is_held_only_where_every_part_is_ready() -> None:
