@@ -89,6 +89,8 @@ class AdmitInputs(msgspec.Struct, frozen=True, array_like=True):
     within_quota: bool = True  # the account's streams stay within its quota if this one starts
     within_waiting: int = 0  # waiting requests that would, of no lower priority
     preempted_ahead: int = 0  # preempted streams that wait before this request, itself none
+    quota: tuple[int, ...] = ()  # the account's, per group; empty: there are no quotas
+    charged: tuple[int, ...] = ()  # what the account's streams hold and may still take
 
 
 class AdmitReason(IntEnum):

@@ -190,16 +190,17 @@ def plain_order(
         over = max(0, kept[other] + running[other] - quotas[other])
         if other != account and over:
             ranks.append((-over, other, min(over, kept[other])))
-    steps = [(other, pages) for _, other, pages in sorted(ranks)] + [(account, kept[account])]
-    if alone:
-        left = [(-kept[o], o) for o in range(len(kept)) if o != account]
-        steps += [(o, kept[o]) for _, o in sorted(left)]
-    for other, most in steps:
-        take = min(need, most, kept[other])
-        if take:
-            given.append((other, take))
-            kept[other] -= take
-            need -= take
+    stages = [[(other, pages) for _, other, pages in sorted(ranks)], [(account, kept[account])]]
+    for stage in (*stages, None):
+        if stage is None:  # what is kept by then, the most first
+            left = sorted((-kept[o], o) for o in range(len(kept)) if o != account and alone)
+            stage = [(o, kept[o]) for _, o in left]
+        for other, most in stage:
+            take = min(need, most, kept[other])
+            if take:
+                given.append((other, take))
+                kept[other] -= take
+                need -= take
     return given
 
 
