@@ -136,8 +136,9 @@ def test_the_reference_kernel_agrees_with_float64(architecture: str) -> None:
 
 @nvrtc
 @pytest.mark.slow
-@pytest.mark.parametrize("width", [64, 128])
-def test_the_pairwise_matrix_agrees_with_float64(device: EmulatedDevice, width: int) -> None:
+@pytest.mark.parametrize(("architecture", "width"), zip(ARCHITECTURES, (64, 128), strict=True))
+def test_the_pairwise_matrix_agrees_with_float64(architecture: str, width: int) -> None:
+    device = of_ptx(architecture)
     for case in matrix((width,), ("0", "1", "ps-1", "ps", "ps+1", "129")):
         check(case, device)
 
