@@ -1,4 +1,4 @@
-"""The same model with every sequence's keys and values in one unbroken stretch: no tables to follow.
+"""The same model with each sequence's keys and values in one unbroken stretch: no tables to follow.
 
 Behind the engine's own interface: rows come with the paged engine's tables, and a sequence is told
 by the first page of its first table. Its stretch is one page as long as the context.
