@@ -26,8 +26,10 @@ HEAVY = {"zmq", "duckdb", "torch", "pyarrow", "pyDatalog", "cupy"}
 DEVICE_AND_SOCKETS = {"zmq", "duckdb", "torch", "cupy"}
 # The modules of controlplane that own a socket or its process; all others are pure or plain files.
 SOCKET_MODULES = {
+    "pagetrail.controlplane.log.bulk",
     "pagetrail.controlplane.log.client",
     "pagetrail.controlplane.log.curve",
+    "pagetrail.controlplane.log.history",
     "pagetrail.controlplane.log.shipper",
     "pagetrail.controlplane.log.stream",
     "pagetrail.controlplane.log.writer",
