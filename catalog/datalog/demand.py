@@ -5,8 +5,8 @@ all calls of a predicate give constants or parameters in some place,
 
 - and every recursive rule hands that place on unchanged, or nothing recurses, the value stands in
   the place's variable in all rules of the predicate, and so reaches the calls in their bodies;
-- else, for recursion (a magic set), the values that recursion asks for next are a predicate of their own, derived
-  first from the values given, and each rule is joined with it.
+- else, for recursion (a magic set), the values that recursion asks for next are a predicate of
+  their own, derived first from the values given, and each rule is joined with it.
 
 Rewrites checked programs into programs with the same answer. Predicates that recurse mutually or
 through more than one call in a rule, and the answer itself, stay as they are.

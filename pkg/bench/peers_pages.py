@@ -135,7 +135,7 @@ def sglang(page_tokens: int, prompt_tokens: int, pages: int) -> dict[str, int]:
         package = types.ModuleType(place.replace("/", "."))
         package.__path__ = [str(root.parent / place)]
         sys.modules[package.__name__] = package
-    sys.meta_path.insert(0, _CacheAlone())  # type: ignore[arg-type]
+    sys.meta_path.insert(0, _CacheAlone())
     import torch
     from sglang.srt.mem_cache.base_prefix_cache import (
         EvictParams,

@@ -75,7 +75,9 @@ class DirectoryStore:
         """``owner`` names the one process that writes as this owner; others may share the root.
 
         ``reserve_bytes`` of the disk stay free for others: the log and the spools must be able to
-        write when chunks no longer can. Raises BadInputError when the directory cannot be made or written.
+        write when chunks no longer can.
+
+        Raises BadInputError when the directory cannot be made or written.
         """
         self._root = root
         self._incoming = root / ".incoming" / check_key(owner)
