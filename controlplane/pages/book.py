@@ -14,6 +14,7 @@ page's generation: a completion that carries the tenure of an earlier take names
 
 from __future__ import annotations
 
+from array import array
 from bisect import bisect_left
 from collections.abc import Callable
 from itertools import pairwise
@@ -30,6 +31,7 @@ class Pool:
 
     __slots__ = (
         "_blocks",
+        "_held",
         "_ids",
         "_nonempty",
         "_takes",
@@ -54,7 +56,8 @@ class Pool:
         self.released: Callable[[list[int]], None] | None = None  # told of pages that come free
         self._untaken = total_pages
         self._takes = 0
-        self._tenures = [0] * total_pages
+        self._tenures = array("Q", [0]) * total_pages
+        self._held = bytearray(total_pages)  # 1 where the tenure is not 0: searched in no time
         # Every id that is handed out is one of these objects, so that comparing a list of pages
         # with a slice of it compares pointers.
         self._ids = list(range(total_pages))
@@ -151,15 +154,14 @@ class Pool:
         if ordered[0] < 0 or ordered[-1] >= self.total:
             wrong = ordered[0] if ordered[0] < 0 else ordered[-1]
             raise BadInputError(f"page {wrong} is not one of the pool's {self.total}")
-        tenures = self._tenures
         if span:
-            if 0 not in tenures[ordered[0] : ordered[-1] + 1]:
+            if self._held.find(0, ordered[0], ordered[-1] + 1) < 0:
                 return
         elif len(set(ordered)) != len(ordered):
             twice = next(a for a, b in pairwise(ordered) if a == b)
             raise BadInputError(f"page {twice} is released twice in one call; release it once")
         for page in ordered:
-            if not tenures[page]:
+            if not self._held[page]:
                 raise BadInputError(f"page {page} is released and nobody holds it")
 
     def _is_span(self, pages: list[int]) -> bool:
@@ -170,10 +172,13 @@ class Pool:
         """Ids without repetition."""
         if not ascending:
             return
-        first, end = ascending[0], ascending[-1] + 1
-        if end - first == len(ascending):
-            self._tenures[first:end] = [tenure] * len(ascending)
+        held = 1 if tenure else 0
+        first, end, count = ascending[0], ascending[-1] + 1, len(ascending)
+        if end - first == count:
+            self._tenures[first:end] = array("Q", [tenure]) * count
+            self._held[first:end] = bytes([held]) * count
         else:
-            tenures = self._tenures
+            tenures, flags = self._tenures, self._held
             for page in ascending:
                 tenures[page] = tenure
+                flags[page] = held

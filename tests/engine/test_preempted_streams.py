@@ -11,6 +11,8 @@ import pytest
 from engine_runs import EngineRun
 
 from pagetrail.catalog.errors import BadInputError
+from pagetrail.catalog.facts import KindId
+from pagetrail.catalog.kinds.decision import Outcome
 from pagetrail.catalog.kinds.worker import (
     FinishReason,
     RamKeepBegun,
@@ -19,6 +21,7 @@ from pagetrail.catalog.kinds.worker import (
     StreamPreempted,
 )
 from pagetrail.controlplane.cluster import wire
+from pagetrail.controlplane.policy.outcomes import OUTCOME_TERMS
 
 NEW = 120
 
@@ -127,6 +130,12 @@ def test_a_prompt_that_may_not_stay_on_the_device_is_restored_from_memory(
         ended = [fact for fact in run.facts() if isinstance(fact, RamKeepEnded)]
         assert [(one.columns, one.lease) for one in begun] == [(16, 1)]
         assert ended == [RamKeepEnded(1, 256)]
+        kept = [
+            fact.values
+            for fact in run.facts()
+            if isinstance(fact, Outcome) and fact.decision_kind == KindId.KEEP
+        ]
+        assert [len(values) for values in kept] == [len(OUTCOME_TERMS[KindId.KEEP])]
         run.offer(2, tokens, 10)
         run.run()
         assert run.tokens(1) == run.tokens(2) == expected

@@ -16,6 +16,9 @@ from pagetrail.controlplane.policy.outcomes import OUTCOME_TERMS
 from pagetrail.replay.trace import generate_trace, write_trace
 
 SMALL = ("--generate", "40", "--seed", "7", "--workers", "2", "--pages", "200")
+# Outcomes of these come from runs that are short of room: tests/replay/test_replay_of_preemption.py
+# and, for keeps in RAM, tests/engine/test_preempted_streams.py.
+UNDER_PRESSURE = (KindId.PREEMPT, KindId.RESUME, KindId.KEEP)
 WITHOUT_TIERS = ("--tiers", "none", "--evaluator", "residency/leaf-lru@1")
 
 
@@ -65,7 +68,8 @@ def test_outcomes_have_the_values_that_are_written_down_for_their_kind(tmp_path:
                 assert isinstance(outcome, Outcome)
                 kind = KindId(outcome.decision_kind)
                 counts.setdefault(kind, set()).add(len(outcome.values))
-    assert counts == {kind: {len(terms)} for kind, terms in OUTCOME_TERMS.items()}
+    expected = OUTCOME_TERMS.keys() - UNDER_PRESSURE
+    assert counts == {kind: {len(OUTCOME_TERMS[kind])} for kind in expected}
 
 
 def test_replay_verify_derives_every_decision_again(

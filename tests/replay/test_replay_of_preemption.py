@@ -7,7 +7,10 @@ from collections import Counter
 import pytest
 from replay_runs import Served, bodies, serve_generated
 
+from pagetrail.catalog.facts import KindId
+from pagetrail.catalog.kinds.decision import Outcome
 from pagetrail.controlplane.cluster.modelfree import DeclaredCosts
+from pagetrail.controlplane.policy.outcomes import OUTCOME_TERMS
 from pagetrail.replay.verify import verify
 
 
@@ -48,3 +51,12 @@ def test_the_run_under_pressure_swaps_recomputes_and_charges_tenants(pressed: Se
     }
     assert accounts == {0, 1, 2}
     assert pressed.report.failed == 0
+
+
+def test_outcomes_of_a_run_under_pressure_have_the_values_of_their_kind(pressed: Served) -> None:
+    counts: dict[KindId, set[int]] = {}
+    for _, body in bodies(pressed.directory):
+        if isinstance(body, Outcome):
+            counts.setdefault(KindId(body.decision_kind), set()).add(len(body.values))
+    assert {KindId.PREEMPT, KindId.RESUME} <= counts.keys()
+    assert counts == {kind: {len(OUTCOME_TERMS[kind])} for kind in counts}
