@@ -102,11 +102,12 @@ def test_a_gateway_that_comes_back_is_greeted_and_gets_what_waited_but_no_old_he
         endpoint = first.endpoint
         side = Side(endpoint)
         await until(first, wire.Alive)
+        welcome = await asyncio.to_thread(side.received.get, timeout=WAIT_S)
+        assert welcome.router_epoch == 1  # a socket that closes drops what it has not sent
         first.close()
         answers = [wire.AnswerWire(1, n, 1, Answer.ACCEPTED) for n in range(3)]
         await asyncio.sleep(0)  # the link may or may not have noticed; both must hold
         second = Peers(endpoint, started(2), 20, None)
-        await asyncio.to_thread(side.received.get, timeout=WAIT_S)
         async with asyncio.timeout(WAIT_S):
             while True:
                 identity, message = await second.receive()
