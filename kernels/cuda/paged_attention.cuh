@@ -74,7 +74,7 @@ struct Attend {
   static constexpr i32 kStages = Tiles::kStages;
   static constexpr i32 kColumnTiles = kValueDim / (8 * kWarps);  // of one warp
   // How far the loops below are unrolled decides whether the compiler spills; see budget.json.
-  static constexpr i32 kScoreSteps = kKeyDim <= 128 ? 4 : 2;
+  static constexpr i32 kScoreSteps = kKeyDim <= 128 ? 4 : kKeyDim <= 192 ? 2 : 1;
   static_assert(kKeyDim % 16 == 0 && kValueDim % (8 * kWarps) == 0, "widths must divide");
 
   using Output = float[RowTiles][kColumnTiles][4];
