@@ -47,6 +47,7 @@ PROMPT_TOKENS = 32_768
 COLUMNS = PROMPT_TOKENS // PAGE_TOKENS
 LEAVES = 4_000
 SMALL_PAGES = 4 * COLUMNS + 2 * LEAVES
+SMALL_ROUNDS = 5
 LARGE_PAGES = 1_000_000
 LARGE_PROMPTS = 100_000
 
@@ -77,9 +78,12 @@ def run(quick: bool) -> dict[str, object]:
             met=hash_ns <= 1.3 * floor_ns,
         )
     ]
-    small = _owner_costs(SMALL_PAGES, LEAVES, repetitions)
     prompts = LARGE_PROMPTS // 10 if quick else LARGE_PROMPTS
+    # A shared machine has slow seconds: rounds lie apart, and their median counts.
+    rounds = [_owner_costs(SMALL_PAGES, LEAVES, repetitions)]
     large = _owner_costs(LARGE_PAGES, prompts, repetitions)
+    rounds += [_owner_costs(SMALL_PAGES, LEAVES, repetitions) for _ in range(SMALL_ROUNDS - 1)]
+    small = {case: int(statistics.median(costs[case] for costs in rounds)) for case in large}
     for case, goal_us in ((LOOKUP, 100), (ALLOCATE, 150), (EVICT, 20)):
         rows.append(
             BenchRow(
