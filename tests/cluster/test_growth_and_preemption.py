@@ -22,6 +22,7 @@ from pagetrail.catalog.kinds.worker import (
     SwapBegun,
     SwapReleased,
 )
+from pagetrail.controlplane.cluster.worker import WorkerMachine
 from pagetrail.controlplane.policy.inputs import PreemptChoice
 from pagetrail.controlplane.view import WorkerView
 
@@ -137,15 +138,21 @@ def test_new_work_waits_behind_a_preempted_stream_and_a_higher_priority_does_not
     assert order.index(3) > max(place for place, s in enumerate(order) if s == gone.stream)
 
 
-def test_a_swap_that_failed_is_computed_again() -> None:
+def two_that_outgrow_the_pool(until: type[msgspec.Struct]) -> tuple[WorkerMachine, GrowingWorld]:
+    """A worker with room to swap and two streams, run up to the first fact of a kind."""
     machine = growing_machine(
         pages=8, swap_bytes_max=MIB, costs=tuple((m, 1) for m, _ in growing_machine().start.costs)
     )
     world = GrowingWorld(machine)
     world.offer(1, incoming("old", 12, max_new_tokens=17))
     world.offer(2, incoming("young", 8, max_new_tokens=17))
-    while not of(SwapBegun, world):
+    while not of(until, world):
         world.run(1)
+    return machine, world
+
+
+def test_a_swap_that_failed_is_computed_again() -> None:
+    machine, world = two_that_outgrow_the_pool(SwapBegun)
     (begun,) = of(SwapBegun, world)
     assert machine.swapped_out(begun.stream, 0, 5, world.now_us)
     world.transactions += machine.decider.drain()
@@ -155,14 +162,7 @@ def test_a_swap_that_failed_is_computed_again() -> None:
 
 
 def test_cancelling_a_preempted_stream_gives_its_host_memory_back() -> None:
-    machine = growing_machine(
-        pages=8, swap_bytes_max=MIB, costs=tuple((m, 1) for m, _ in growing_machine().start.costs)
-    )
-    world = GrowingWorld(machine)
-    world.offer(1, incoming("old", 12, max_new_tokens=17))
-    world.offer(2, incoming("young", 8, max_new_tokens=17))
-    while not of(StreamPreempted, world):
-        world.run(1)
+    machine, world = two_that_outgrow_the_pool(StreamPreempted)
     (gone,) = of(StreamPreempted, world)
     assert machine.view.swapped_rows(gone.stream)
     world._later(world.worker.cancel(gone.stream, 1, world.now_us))
