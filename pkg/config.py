@@ -1,8 +1,8 @@
-"""The configuration of every process: one schema, its defaults and its cross-field checks.
+"""The configuration of every process: one schema and its defaults.
 
 The structs below are the only list of settings; the loader (`config_load`), the command line and
 docs/config.md all read it. A field's `Meta` carries its bounds and its description. Defaults are
-safe: everything listens on loopback, and `check_config` refuses another address without keys.
+safe: everything listens on loopback, and `config_checks` refuses another address without keys.
 This module reads no file and no environment.
 """
 
@@ -15,11 +15,8 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from pagetrail.catalog.errors import BadInputError
-from pagetrail.controlplane.log.endpoints import is_local
 from pagetrail.controlplane.log.limits import MESSAGE_BYTES_MAX, LogLimits, check_limits
 from pagetrail.controlplane.policy.recorder import FULL, RecordMode
-from pagetrail.controlplane.policy.registry import EVALUATORS
 
 ENDPOINT_PATTERN = r"^(tcp://[^ ]+:[0-9]{1,5}|ipc://[^ ]+)$"
 NAME_PATTERN = r"^[a-z0-9][a-z0-9._-]{0,63}$"
@@ -384,73 +381,6 @@ def log_limits(config: Config) -> LogLimits:
     )
 
 
-def check_evaluators(policy: PolicyConfig) -> None:
-    """Raises BadInputError unless each setting names an evaluator of its own kind of decision."""
-    for kind in policy.__struct_fields__:
-        name = getattr(policy, kind)
-        makes = sorted(n for n, known in EVALUATORS.items() if known.kind.name.lower() == kind)
-        if name not in makes:
-            raise BadInputError(
-                f"policy.{kind} = {name!r} is no evaluator of {kind} decisions; expected "
-                f"{' or '.join(makes)}"
-            )
-
-
 def record_mode(record: RecordConfig) -> RecordMode:
     """How many decisions keep all their alternatives."""
     return FULL if record.alternatives is Alternatives.FULL else RecordMode(record.sample_ppm)
-
-
-def page_quotas(tenants: TenantsConfig) -> tuple[tuple[str, int], ...]:
-    """(tenant, pages) in order of tenant. Raises BadInputError when one stands twice, or has 0."""
-    if tenants.quotas is None:
-        return ()
-    pairs = [pair.strip().partition("=") for pair in tenants.quotas.split(",")]
-    quotas = sorted((name, int(pages)) for name, _, pages in pairs)
-    if len({name for name, _ in quotas}) != len(quotas) or any(not pages for _, pages in quotas):
-        raise BadInputError(
-            f"tenants.quotas = {tenants.quotas!r} names a tenant twice or gives it no page; "
-            "expected each tenant once with at least 1 page; leave the others out"
-        )
-    return tuple(quotas)
-
-
-def check_config(config: Config) -> None:
-    """Checks what no single field can say. Raises BadInputError naming the settings involved."""
-    log_limits(config)
-    given = sum(pages for _, pages in page_quotas(config.tenants))
-    if given > config.worker.pages:
-        raise BadInputError(
-            f"tenants.quotas give away {given} pages and worker.pages = {config.worker.pages}; "
-            "expected no more than there are; lower the quotas or raise worker.pages"
-        )
-    check_evaluators(config.policy)
-    for name, endpoint in (
-        ("writer.bind", config.writer.bind),
-        ("writer.publish", config.writer.publish),
-        ("writer.bulk", config.writer.bulk),
-    ):
-        if endpoint is None or is_local(endpoint):
-            continue
-        for key, value in (
-            ("sockets.secret_key_file", config.sockets.secret_key_file),
-            ("sockets.client_keys_directory", config.sockets.client_keys_directory),
-        ):
-            if value is None:
-                raise BadInputError(
-                    f"{name} = {endpoint!r} listens beyond this machine and {key} is not set; "
-                    "expected CURVE keys there; set it or bind to 127.0.0.1"
-                )
-    if not is_local(f"tcp://{config.gateway.host}:0") and config.gateway.api_keys_file is None:
-        raise BadInputError(
-            f"gateway.host = {config.gateway.host!r} listens beyond this machine and "
-            "gateway.api_keys_file is not set; expected API keys there; set it or use 127.0.0.1"
-        )
-    pool_tokens = config.worker.pages * config.worker.page_tokens
-    if pool_tokens < config.worker.context:
-        raise BadInputError(
-            f"worker.pages = {config.worker.pages} of worker.page_tokens = "
-            f"{config.worker.page_tokens} hold {pool_tokens} tokens and worker.context = "
-            f"{config.worker.context}; expected room for one longest sequence; raise worker.pages "
-            "or lower worker.context"
-        )

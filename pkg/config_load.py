@@ -19,7 +19,8 @@ from typing import Any
 import msgspec
 
 from pagetrail.catalog.errors import BadInputError
-from pagetrail.config import Config, check_config
+from pagetrail.config import Config
+from pagetrail.config_checks import check_config
 from pagetrail.config_fields import ENVIRONMENT_PREFIX, Field, all_fields, section_types
 from pagetrail.names import unknown_name
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pagetrail.catalog.kinds.content import Tier
 from pagetrail.catalog.kinds.router import RouterStarted
 from pagetrail.catalog.kinds.worker import Bound, Metric, PoolSpec, WorkerStarted
-from pagetrail.config import Config, page_quotas
+from pagetrail.config import Config
+from pagetrail.config_checks import page_quotas
 from pagetrail.controlplane.journal import Journal
 from pagetrail.controlplane.policy.registry import bind
 
