@@ -7,6 +7,8 @@ log. Owns the sampling and the comparison.
 
 from __future__ import annotations
 
+import hashlib
+import heapq
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -56,51 +58,63 @@ class SampledLookup(msgspec.Struct, frozen=True):
 
 
 class LookupSample:
-    """Look-ups evenly spread over what passes by: every n-th, n doubling as there are more."""
+    """The look-ups whose places hash lowest: a sample by what was decided, not by how the log was
+    shared out, so every verification of a log asks about the same ones.
+    """
 
     def __init__(self, most: int, history: CatalogHistory) -> None:
-        self.kept: list[SampledLookup] = []
         self._most = most
         self._history = history
-        self._every = 1
-        self._seen = 0
+        self._kept: list[tuple[int, SampledLookup]] = []  # a heap, the highest hash first
+
+    @property
+    def kept(self) -> list[SampledLookup]:
+        """The sample so far, at most as many as asked for."""
+        return [one for _, one in self._kept]
 
     def observe(self, seen: Derivation) -> None:
-        """Keep the look-up of a derived decision when it is its turn."""
+        """Keep the look-up of a derived decision when its place hashes among the lowest."""
         lookup = recorded_lookup(seen.kind, seen.decision)
         if lookup is None or not (lookup.known or lookup.missing):
             return
-        self._seen += 1
-        if self._seen % self._every:
+        epoch, seq = seen.epoch, seen.transaction.client_seq
+        rank = -_place_hash(epoch.client, epoch.client_epoch, seq)
+        if len(self._kept) >= self._most and rank <= self._kept[0][0]:
             return
         view, decision = seen.view, seen.decision
         fingerprint, root = view.start.fingerprint, view.root_of(decision.subject)
         catalog = self._history.at(decision.as_of)
         entries = rebuild(catalog, fingerprint, root, lookup)
-        self.kept.append(
-            SampledLookup(
-                seen.epoch.client,
-                seen.epoch.client_epoch,
-                seen.transaction.client_seq,
-                seen.kind.name.lower(),
-                decision.as_of,
-                fingerprint,
-                root,
-                (lookup.known, lookup.last, lookup.missing),
-                len(entries),
-                tuple((one.worker, one.tier, one.chunks) for one in holdings(catalog, entries)),
-            )
+        sampled = SampledLookup(
+            epoch.client,
+            epoch.client_epoch,
+            seq,
+            seen.kind.name.lower(),
+            decision.as_of,
+            fingerprint,
+            root,
+            (lookup.known, lookup.last, lookup.missing),
+            len(entries),
+            tuple((one.worker, one.tier, one.chunks) for one in holdings(catalog, entries)),
         )
-        if len(self.kept) > 2 * self._most:
-            self.kept = self.kept[1::2]
-            self._every *= 2
+        if len(self._kept) < self._most:
+            heapq.heappush(self._kept, (rank, sampled))
+        else:
+            heapq.heapreplace(self._kept, (rank, sampled))
 
 
-def spread(found: list[SampledLookup], most: int) -> list[SampledLookup]:
-    """At most so many, evenly over the log."""
-    ordered = sorted(found, key=lambda one: (one.as_of, one.client, one.client_seq))
-    step = -(-len(ordered) // most) if ordered else 1
-    return ordered[::step]
+def _place_hash(client: str, client_epoch: int, client_seq: int) -> int:
+    """An even 128-bit hash of a decision's place: two places never share one in practice."""
+    place = f"{client}\0{client_epoch}\0{client_seq}".encode()
+    return int.from_bytes(hashlib.blake2b(place, digest_size=16).digest())
+
+
+def lowest(found: list[SampledLookup], most: int) -> list[SampledLookup]:
+    """The sample of the whole from the samples of its shares, in order of the log."""
+    kept = heapq.nsmallest(
+        most, found, key=lambda one: _place_hash(one.client, one.client_epoch, one.client_seq)
+    )
+    return sorted(kept, key=lambda one: (one.as_of, one.client, one.client_seq))
 
 
 def lookup_findings(replica: Replica, sampled: list[SampledLookup]) -> Iterator[Finding]:

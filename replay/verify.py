@@ -25,7 +25,7 @@ from pagetrail.controlplane.log.reader import log_end
 
 from .epochs import Epoch
 from .findings import FINDINGS_MAX, UNREADABLE, Finding
-from .lookups import ByRule, LookupSample, SampledLookup, lookup_findings, spread
+from .lookups import ByRule, LookupSample, SampledLookup, lookup_findings, lowest
 from .reading import LogReading
 from .spans import Span, SpanFolds
 
@@ -86,7 +86,7 @@ def verify(
     spans.sort(key=lambda span: (span.client, span.client_epoch, span.number))
     sampled: list[SampledLookup] = []
     if by_rule is not None:
-        sampled = spread([one for answer in answers for one in answer.lookups], most)
+        sampled = lowest([one for answer in answers for one in answer.lookups], most)
         with by_rule.open(directory) as replica:
             reading.findings += lookup_findings(replica, sampled)
     return _verdict(directory, reading, spans, len(sampled), started_s)
