@@ -1,16 +1,18 @@
 """What an eviction decision reads: the oldest kept nodes of a worker's book, as plain values.
 
-Called for every eviction, by production and by replay; written for speed, so it is one pass over
-the nodes with nothing computed twice.
+Called for every eviction, by production and by replay; written for speed: column by column, and
+what is alike for all nodes is worked out once.
 """
 
 from __future__ import annotations
+
+from itertools import islice
 
 import msgspec
 
 from .pages.owner import PageOwner
 from .pages.runs import Run
-from .policy.inputs import EvictCandidate, EvictInputs, EvictRun
+from .policy.inputs import EvictInputs
 from .policy.types import PPM
 
 EVICT_CANDIDATES_MIN = 64
@@ -53,68 +55,88 @@ def evict_inputs(
     node left out was touched later than every node in it.
     """
     need_columns, nodes_min = max(recorded.need), recorded.candidates_min
-    nodes: list[Run] = []
-    columns = last_access = 0
     kept_nodes, oldest = owner.kept_nodes, owner.oldest_nodes()
     if account != ALL_ACCOUNTS:
         kept_nodes = owner.kept_nodes_of(account)
         oldest = filter(lambda node: node.account == account, oldest)
+    nodes = list(islice(oldest, nodes_min))
+    columns = sum([node.columns for node in nodes if not node.holders])
+    last_access = nodes[-1].last_access if nodes else 0
     for node in oldest:
-        if node.last_access != last_access and len(nodes) >= nodes_min and columns >= need_columns:
+        if node.last_access != last_access and columns >= need_columns:
             break
         nodes.append(node)
         last_access = node.last_access
         if not node.holders:
             columns += node.columns
+    widths = tuple([node.columns for node in nodes])
+    accesses = [node.accesses for node in nodes]
+    durable = _durable_of(nodes, widths)
     recompute_ns, reload_ns = costs.column_recompute_ns, costs.column_reload_ns
-    place: dict[int, int] = {}
-    runs: list[EvictRun] = []
-    candidates: list[EvictCandidate] = []
-    for node in nodes:
-        number, columns, parent = node.number, node.columns, node.parent
-        own = place.get(number)
-        if own is None:
-            own = place[number] = len(runs)
-            runs.append(_run(node))
-        held: tuple[int, ...] = (own,)
-        if parent is not None and parent.parent is not None:
-            above = place.get(parent.number)
-            if above is None:
-                above = place[parent.number] = len(runs)
-                runs.append(_run(parent))
-            held = (own, above)
-        durable = node.durable == columns
-        accesses = node.accesses
-        candidates.append(
-            EvictCandidate(  # by position: in the order of its fields
-                number,
-                held,
-                node.last_access,
-                node.previous_access,
-                accesses,
-                node.start + columns,
-                node.resumed,
-                node.superseded,
-                durable,
-                node.pins > 0,
-                False,
-                accesses * PPM // (accesses + 3),
-                columns * recompute_ns,
-                columns * reload_ns if durable else 0,
-                0,
-                0,
-            )
-        )
+    none, no = (0,) * len(nodes), (False,) * len(nodes)
+    further_runs, others = _parents_of(nodes)
+    runs = [*nodes, *others] if others else nodes
     return EvictInputs(
         need=recorded.need,
-        runs=tuple(runs),
-        candidates=tuple(candidates),
-        candidates_cut=kept_nodes - len(nodes),
+        run_pages=tuple(
+            [tuple([len(run.pages[group]) for run in runs]) for group in range(len(owner.total()))]
+        ),
+        run_columns=widths + tuple([run.columns for run in others]),
+        # Held by the tree, by the nodes below it and by streams and leases.
+        run_holders=tuple([1 + run.children + run.holders for run in runs]),
+        entries=tuple([node.number for node in nodes]),
+        own_runs=tuple(range(len(nodes))),
+        further_runs=further_runs,
+        last_access=tuple([node.last_access for node in nodes]),
+        previous_access=tuple([node.previous_access for node in nodes]),
+        accesses=tuple(accesses),
+        depth_columns=tuple([node.start + node.columns for node in nodes]),
+        resumed=tuple([node.resumed for node in nodes]),
+        superseded=tuple([node.superseded for node in nodes]),
+        durable=durable,
+        pinned=tuple([node.pins > 0 for node in nodes]),
+        dirty=no,
+        reuse_ppm=_reuse_ppm_of(accesses),
+        recompute_ns=tuple([width * recompute_ns for width in widths]),
+        reload_ns=none
+        if durable == no
+        else tuple([width * reload_ns * safe for width, safe in zip(widths, durable, strict=True)]),
+        sharing_ns=none,
+        slo_ns=none,
+        entries_cut=kept_nodes - len(nodes),
     )
 
 
-def _run(node: Run) -> EvictRun:
-    """A node's run: held by the tree, by the nodes below it and by streams and leases."""
-    pages = node.pages
-    held = (len(pages[0]),) if len(pages) == 1 else tuple([len(ids) for ids in pages])
-    return EvictRun(held, node.columns, 1 + node.children + node.holders)
+def _durable_of(nodes: list[Run], widths: tuple[int, ...]) -> tuple[bool, ...]:
+    covered = [node.durable for node in nodes]
+    if not any(covered):
+        return (False,) * len(nodes)
+    return tuple(map(int.__eq__, covered, widths))
+
+
+def _reuse_ppm_of(accesses: list[int]) -> tuple[int, ...]:
+    if not accesses or accesses.count(accesses[0]) < len(accesses):
+        return tuple([count * PPM // (count + 3) for count in accesses])
+    return (reuse_ppm(accesses[0]),) * len(accesses)
+
+
+def _parents_of(nodes: list[Run]) -> tuple[tuple[tuple[int, ...], ...], list[Run]]:
+    """Per node the place of its parent's run, after the nodes' own, and those that are not theirs.
+
+    The root is nobody's.
+    """
+    if all(above is None or above.parent is None for above in {node.parent for node in nodes}):
+        return ((),) * len(nodes), []
+    place = {node.number: number for number, node in enumerate(nodes)}
+    others: list[Run] = []
+    further: list[tuple[int, ...]] = []
+    for node in nodes:
+        above = node.parent
+        if above is None or above.parent is None:
+            further.append(())
+            continue
+        if above.number not in place:
+            place[above.number] = len(place)
+            others.append(above)
+        further.append((place[above.number],))
+    return tuple(further), others

@@ -99,7 +99,7 @@ def evict(
         evaluation, decided = state.decider.evaluate(KindId.EVICT, inputs, stream, -1, recorded)
         choice: EvictChoice = evaluation.choice
         if any(choice.shortfall):
-            if inputs.candidates_cut:
+            if inputs.entries_cut:
                 candidates_min *= 4
                 continue
             state.decider.write([decided], causes=causes)

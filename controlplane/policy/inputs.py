@@ -121,48 +121,38 @@ class AdmitChoice(msgspec.Struct, frozen=True, array_like=True):
 # ---------------------------------------------------------------- evict
 
 
-class EvictRun(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A run of page columns and how many hold it (kept entries, streams, leases, children).
-
-    A group with fewer pages than columns holds those of the last columns.
-    """
-
-    pages: tuple[int, ...]  # per group
-    columns: int
-    holders: int
-
-
-class EvictCandidate(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A kept entry. Evicting it lets go one hold on each of its runs.
-
-    The runs after the first are other entries' own; those may be left out of the candidates.
-    """
-
-    entry: int  # node number (radix) or entry number (copy store)
-    runs: tuple[int, ...]  # places in EvictInputs.runs; the first is its own
-    last_access: int  # command count at the last touch; larger is later
-    previous_access: int  # the touch before; -1 none
-    accesses: int
-    depth_columns: int  # columns from the root to its end
-    resumed: bool  # some request has reused it
-    superseded: bool  # a longer turn of the same conversation is kept
-    durable: bool
-    pinned: bool  # a lease, a pending append, a capture, a fork source, or protected
-    dirty: bool
-    reuse_ppm: int  # expected chance of reuse
-    recompute_ns: int
-    reload_ns: int
-    sharing_ns: int  # bonus
-    slo_ns: int  # bonus
-
-
 class EvictInputs(msgspec.Struct, frozen=True, array_like=True):
-    """``candidates`` by (last_access, entry), bounded by the view; see ``candidates_cut``."""
+    """The kept entries that may be evicted, and the runs of page columns that they hold.
+
+    Column by column: a run's values stand at its place among the runs, an entry's at its place in
+    ``entries``. Entries stand by (last_access, entry), bounded by the view; see ``entries_cut``.
+    Evicting an entry lets go one hold on its own run and one on each of its ``further_runs``, which
+    are other entries' own; those may be left out of the entries. In a group with fewer pages than
+    a run has columns it holds those of its last columns.
+    """
 
     need: tuple[int, ...]  # pages to free, per group
-    runs: tuple[EvictRun, ...]
-    candidates: tuple[EvictCandidate, ...]
-    candidates_cut: int  # kept entries that were left out, all accessed later
+    run_pages: tuple[tuple[int, ...], ...]  # by group, of each run
+    run_columns: tuple[int, ...]
+    run_holders: tuple[int, ...]  # who holds it: kept entries, streams, leases, children
+    entries: tuple[int, ...]  # node number (radix) or entry number (copy store)
+    own_runs: tuple[int, ...]  # place of its own run
+    further_runs: tuple[tuple[int, ...], ...]  # places of the others it holds
+    last_access: tuple[int, ...]  # command count at the last touch; larger is later
+    previous_access: tuple[int, ...]  # the touch before; -1 none
+    accesses: tuple[int, ...]
+    depth_columns: tuple[int, ...]  # columns from the root to its end
+    resumed: tuple[bool, ...]  # some request has reused it
+    superseded: tuple[bool, ...]  # a longer turn of the same conversation is kept
+    durable: tuple[bool, ...]
+    pinned: tuple[bool, ...]  # a lease, a pending append, a capture, a fork source, or protected
+    dirty: tuple[bool, ...]
+    reuse_ppm: tuple[int, ...]  # expected chance of reuse
+    recompute_ns: tuple[int, ...]
+    reload_ns: tuple[int, ...]
+    sharing_ns: tuple[int, ...]  # bonus
+    slo_ns: tuple[int, ...]  # bonus
+    entries_cut: int  # kept entries that were left out, all accessed later
 
 
 class EvictReason(IntEnum):

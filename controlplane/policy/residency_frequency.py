@@ -65,19 +65,16 @@ class LfuAging:
     )
 
     def evaluate(self, weights: LfuAgingWeights, inputs: EvictInputs) -> Evaluation[EvictChoice]:
-        candidates = inputs.candidates
-        barred = spared(candidates, durable_only=False)
-        entries = [entry.entry for entry in candidates]
-        last_access = [entry.last_access for entry in candidates]
-        accesses = [entry.accesses for entry in candidates]
+        barred = spared(inputs, durable_only=False)
+        last_access, accesses = inputs.last_access, inputs.accesses
         half_life = weights.half_life_commands
         score = [
             _LOG_STEPS * last + half_life * (((count + 1) ** _LOG_STEPS).bit_length() - 1)
             for last, count in zip(last_access, accesses, strict=True)
         ]
         order = order_by(barred, score)
-        criteria = (score, last_access, entries)
-        return evict(inputs, barred, order, criteria, entries, (score, accesses, last_access))
+        criteria = (score, last_access, inputs.entries)
+        return evict(inputs, barred, order, criteria, (score, accesses, last_access))
 
 
 class GdsfWeights(
@@ -135,16 +132,15 @@ class Gdsf:
     )
 
     def evaluate(self, weights: GdsfWeights, inputs: EvictInputs) -> Evaluation[EvictChoice]:
-        candidates = inputs.candidates
-        barred = spared(candidates, durable_only=False)
-        entries = [entry.entry for entry in candidates]
-        last_access = [entry.last_access for entry in candidates]
-        accesses = [entry.accesses for entry in candidates]
+        barred = spared(inputs, durable_only=False)
+        last_access, accesses = inputs.last_access, inputs.accesses
         pages = own_pages(inputs)
         depth_ppm = weights.depth_ppm
         cost_ns = [
-            entry.recompute_ns + entry.recompute_ns * depth_ppm * entry.depth_columns // PPM
-            for entry in candidates
+            recompute_ns + recompute_ns * depth_ppm * depth_columns // PPM
+            for recompute_ns, depth_columns in zip(
+                inputs.recompute_ns, inputs.depth_columns, strict=True
+            )
         ]
         aging_ns = weights.aging_ns_per_command
         priority = comparable(
@@ -157,6 +153,6 @@ class Gdsf:
             pages,
         )
         order = order_by(barred, priority)
-        criteria = (priority, last_access, entries)
+        criteria = (priority, last_access, inputs.entries)
         terms = (cost_ns, accesses, pages, last_access)
-        return evict(inputs, barred, order, criteria, entries, terms)
+        return evict(inputs, barred, order, criteria, terms)

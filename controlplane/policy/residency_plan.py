@@ -24,7 +24,7 @@ from heapq import heappop, heappush
 
 from pagetrail.catalog.errors import BadInputError
 
-from .inputs import EvictCandidate, EvictChoice, EvictInputs, EvictReason, EvictRun
+from .inputs import EvictChoice, EvictInputs, EvictReason
 from .types import Evaluation, Term
 
 PLAN_TERMS = (
@@ -47,34 +47,39 @@ _REACHED = int(EvictReason.REACHED)
 _SHORTFALL = int(EvictReason.SHORTFALL)
 
 
-def spared(candidates: Sequence[EvictCandidate], *, durable_only: bool) -> list[int]:
-    """Per candidate: 0, or the EvictReason for which it may not be evicted at all."""
-    if not durable_only:
-        return [_PINNED if entry.pinned else _DIRTY if entry.dirty else 0 for entry in candidates]
+def spared(inputs: EvictInputs, *, durable_only: bool) -> Sequence[int]:
+    """Per entry: 0, or the EvictReason for which it may not be evicted at all."""
+    pinned, dirty, durable = inputs.pinned, inputs.dirty, inputs.durable
+    if not any(pinned) and not any(dirty) and (not durable_only or all(durable)):
+        return (0,) * len(pinned)
     return [
-        _PINNED if entry.pinned else _DIRTY if entry.dirty else 0 if entry.durable else _NOT_DURABLE
-        for entry in candidates
+        _PINNED if held else _DIRTY if unsaved else _NOT_DURABLE if durable_only and not safe else 0
+        for held, unsaved, safe in zip(pinned, dirty, durable, strict=True)
     ]
 
 
 def own_pages(inputs: EvictInputs) -> list[int]:
-    """Per candidate: pages of its own run in the groups that need some."""
-    if len(inputs.need) == 1:
-        sizes = [run.pages[0] for run in inputs.runs]
-    else:
-        wanted = [group for group, need in enumerate(inputs.need) if need]
-        sizes = [sum([run.pages[group] for group in wanted]) for run in inputs.runs]
-    return [sizes[entry.runs[0]] for entry in inputs.candidates]
+    """Per entry: pages of its own run in the groups that need some."""
+    sizes: Sequence[int] = inputs.run_pages[0]
+    if len(inputs.need) > 1:
+        wanted = [pages for need, pages in zip(inputs.need, inputs.run_pages, strict=True) if need]
+        sizes = list(map(sum, zip(*wanted, strict=True))) or [0] * len(sizes)
+    return [sizes[run] for run in inputs.own_runs]
 
 
 def order_by(barred: Sequence[int], leading: Sequence[int]) -> list[int]:
-    """Places of the candidates that are not barred, by ``leading``, last access and entry.
+    """Places of the entries that are not barred, by ``leading``, last access and entry.
 
     The last two need no comparing: the inputs stand in their order and the sort is stable.
     """
-    places = [place for place, reason in enumerate(barred) if not reason]
-    places.sort(key=leading.__getitem__)
-    return places
+    return sorted(order_as_given(barred), key=leading.__getitem__)
+
+
+def order_as_given(barred: Sequence[int]) -> Sequence[int]:
+    """Places of the entries that are not barred, by last access and entry."""
+    if not any(barred):
+        return range(len(barred))
+    return [place for place, reason in enumerate(barred) if not reason]
 
 
 def evict(
@@ -82,17 +87,16 @@ def evict(
     barred: Sequence[int],
     order: Sequence[int],
     criteria: Sequence[Sequence[int]],
-    entries: Sequence[int],
     terms: tuple[Sequence[int], ...],
 ) -> Evaluation[EvictChoice]:
     """Plan the eviction and write the answer down.
 
-    ``barred`` says per candidate why it may not be evicted at all, 0 where it may (``spared``).
+    ``barred`` says per entry why it may not be evicted at all, 0 where it may (``spared``).
     ``order`` holds the places of those that may, the best victim first. ``criteria`` are the
     columns by which they were ordered, most significant first: they say which of them settled
-    the choice. ``entries`` are the entry numbers; ``terms`` the evaluator's own columns, which
-    follow PLAN_TERMS.
+    the choice. ``terms`` are the evaluator's own columns, which follow PLAN_TERMS.
     """
+    entries = inputs.entries
     walk = _Walk(inputs, order)
     tie_break = walk.run(criteria)
     reasons = walk.reasons(barred)
@@ -124,7 +128,7 @@ def evict(
 
 @dataclass(slots=True)
 class _Victim:
-    index: int  # in EvictInputs.candidates
+    index: int  # in EvictInputs.entries
     cut_columns: int
     freed: list[int]  # pages per group
     relies_on: tuple[int, ...]  # runs it frees, or cuts as their last holder
@@ -134,24 +138,22 @@ class _Walk:
     """Holds of every run while entries are cut one by one."""
 
     __slots__ = (
-        "_candidates",
         "_exposed",
         "_holders",
+        "_inputs",
         "_next",
         "_order",
         "_own",
-        "_runs",
         "_waiting",
         "remaining",
         "victims",
     )
 
     def __init__(self, inputs: EvictInputs, order: Sequence[int]) -> None:
-        self._candidates = inputs.candidates
-        self._own = [entry.runs[0] for entry in inputs.candidates]
-        self._runs = inputs.runs
+        self._inputs = inputs
+        self._own = inputs.own_runs
         self._order = order
-        self._holders = [run.holders for run in inputs.runs]
+        self._holders = list(inputs.run_holders)
         self._waiting: dict[int, list[int]] = {}  # run -> places that own it and cannot go yet
         self._exposed: list[int] = []  # heap of places that the walk has passed and can go now
         self._next = 0
@@ -174,32 +176,36 @@ class _Walk:
             if column[chosen] != column[left]:
                 return place
         raise BadInputError(
-            f"two eviction candidates have the entry number {self._candidates[chosen].entry}; "
+            f"two eviction candidates have the entry number {self._inputs.entries[chosen]}; "
             "entry numbers name candidates, so each may stand there once"
         )
 
     def reasons(self, barred: Sequence[int]) -> list[int]:
         """Why each candidate stays, as if it were no victim."""
         holders = self._holders
-        reasons = [
-            reason or (_NOT_NEEDED if holders[run] == 1 else _SHARED)
-            for reason, run in zip(barred, self._own, strict=True)
-        ]
+        if not any(barred):
+            reasons = [_NOT_NEEDED if holders[run] == 1 else _SHARED for run in self._own]
+        else:
+            reasons = [
+                reason or (_NOT_NEEDED if holders[run] == 1 else _SHARED)
+                for reason, run in zip(barred, self._own, strict=True)
+            ]
         if _SHARED in reasons:
             self._tell_parents(reasons)
         return reasons
 
     def _tell_parents(self, reasons: list[int]) -> None:
         """Among the shared, those that only listed entries below them hold are no leaves."""
-        own, runs = self._own, self._runs
-        below = [run for entry in self._candidates for run in entry.runs[1:]]
+        own, holders = self._own, self._inputs.run_holders
+        below = [run for runs in self._inputs.further_runs for run in runs]
         if not below:
             return
-        has_child, listed = set(below), Counter(below + own)
+        has_child, listed = set(below), Counter(below)
+        listed.update(own)
         for index, reason in enumerate(reasons):
             if reason == _SHARED:
                 run = own[index]
-                if run in has_child and listed[run] == runs[run].holders:
+                if run in has_child and listed[run] == holders[run]:
                     reasons[index] = _NOT_A_LEAF
 
     def _take(self) -> int:
@@ -229,39 +235,38 @@ class _Walk:
                 heappush(self._exposed, place)
 
     def _cut(self, index: int) -> None:
-        entry = self._candidates[index]
-        runs, holders, remaining = self._runs, self._holders, self.remaining
-        own = runs[entry.runs[0]]
-        cut_columns = own.columns
-        if holders[entry.runs[0]] == 1:
-            cut_columns = _columns_wanted(own, remaining)
-        relies_on: tuple[int, ...] = entry.runs[:1]
-        if cut_columns < own.columns:
-            freed = [min(cut_columns, pages) for pages in own.pages]
+        inputs, holders, remaining = self._inputs, self._holders, self.remaining
+        own, further = self._own[index], inputs.further_runs[index]
+        columns = cut_columns = inputs.run_columns[own]
+        if holders[own] == 1:
+            cut_columns = _columns_wanted(inputs, own, remaining)
+        relies_on: tuple[int, ...] = (own,)
+        if cut_columns < columns:
+            freed = [min(cut_columns, pages[own]) for pages in inputs.run_pages]
         else:
             freed = [0] * len(remaining)
             relies_on = ()
-            for run in entry.runs:
+            for run in (own, *further):
                 holders[run] -= 1
                 if not holders[run]:
                     relies_on += (run,)
-                    freed = [a + b for a, b in zip(freed, runs[run].pages, strict=True)]
+                    freed = [a + b[run] for a, b in zip(freed, inputs.run_pages, strict=True)]
         self.victims.append(_Victim(index, cut_columns, freed, relies_on))
         self.remaining = remaining = [
             wanted - pages if wanted > pages else 0
             for wanted, pages in zip(remaining, freed, strict=True)
         ]
         if any(remaining):
-            for run in entry.runs[1:]:
+            for run in further:
                 self._expose(run)
 
 
-def _columns_wanted(run: EvictRun, remaining: Sequence[int]) -> int:
+def _columns_wanted(inputs: EvictInputs, run: int, remaining: Sequence[int]) -> int:
     """The shortest tail that frees what is wanted; the whole run when even that is too little."""
     columns = 0
-    for pages, wanted in zip(run.pages, remaining, strict=True):
-        if wanted > pages:
-            return run.columns
+    for pages, wanted in zip(inputs.run_pages, remaining, strict=True):
+        if wanted > pages[run]:
+            return inputs.run_columns[run]
         if wanted > columns:
             columns = wanted
     return columns
@@ -276,7 +281,8 @@ def _pruned(inputs: EvictInputs, victims: list[_Victim], reasons: list[int]) -> 
     relied_on: set[int] = set()
     for victim in reversed(victims):
         needed = any(pages > spare for pages, spare in zip(victim.freed, slack, strict=True))
-        if needed or not relied_on.isdisjoint(inputs.candidates[victim.index].runs):
+        held = (inputs.own_runs[victim.index], *inputs.further_runs[victim.index])
+        if needed or not relied_on.isdisjoint(held):
             kept.append(victim)
             relied_on.update(victim.relies_on)
         else:

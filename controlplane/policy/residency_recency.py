@@ -12,7 +12,7 @@ import msgspec
 from pagetrail.catalog.facts import KindId
 
 from .inputs import EvictChoice, EvictInputs
-from .residency_plan import PLAN_TERMS, evict, order_by, spared
+from .residency_plan import PLAN_TERMS, evict, order_as_given, order_by, spared
 from .types import Evaluation, Term
 
 _LAST_ACCESS = Term("last_access", "commands")
@@ -40,13 +40,9 @@ class LeafLru:
     terms = (*PLAN_TERMS, _LAST_ACCESS)
 
     def evaluate(self, weights: LeafLruWeights, inputs: EvictInputs) -> Evaluation[EvictChoice]:
-        candidates = inputs.candidates
-        barred = spared(candidates, durable_only=False)
-        entries = [entry.entry for entry in candidates]
-        last_access = [entry.last_access for entry in candidates]
-        order = [place for place, reason in enumerate(barred) if not reason]
-        criteria = (last_access, entries)  # the order of the inputs, by contract
-        return evict(inputs, barred, order, criteria, entries, (last_access,))
+        barred = spared(inputs, durable_only=False)
+        criteria = (inputs.last_access, inputs.entries)  # the order of the inputs, by contract
+        return evict(inputs, barred, order_as_given(barred), criteria, (inputs.last_access,))
 
 
 class Lru2Weights(
@@ -73,14 +69,11 @@ class Lru2:
     terms = (*PLAN_TERMS, Term("previous_access", "commands; -1 none"), _LAST_ACCESS)
 
     def evaluate(self, weights: Lru2Weights, inputs: EvictInputs) -> Evaluation[EvictChoice]:
-        candidates = inputs.candidates
-        barred = spared(candidates, durable_only=False)
-        entries = [entry.entry for entry in candidates]
-        last_access = [entry.last_access for entry in candidates]
-        previous = [entry.previous_access for entry in candidates]
+        barred = spared(inputs, durable_only=False)
+        previous, last_access = inputs.previous_access, inputs.last_access
         order = order_by(barred, previous)
-        criteria = (previous, last_access, entries)
-        return evict(inputs, barred, order, criteria, entries, (previous, last_access))
+        criteria = (previous, last_access, inputs.entries)
+        return evict(inputs, barred, order, criteria, (previous, last_access))
 
 
 class SeedOrderWeights(
@@ -106,11 +99,12 @@ class SeedOrder:
     terms = (*PLAN_TERMS, Term("standing", "0 to 3"), _LAST_ACCESS)
 
     def evaluate(self, weights: SeedOrderWeights, inputs: EvictInputs) -> Evaluation[EvictChoice]:
-        candidates = inputs.candidates
-        barred = spared(candidates, durable_only=False)
-        entries = [entry.entry for entry in candidates]
-        last_access = [entry.last_access for entry in candidates]
-        standing = [(0 if entry.superseded else 2) + entry.resumed for entry in candidates]
+        barred = spared(inputs, durable_only=False)
+        last_access = inputs.last_access
+        standing = [
+            (0 if superseded else 2) + resumed
+            for superseded, resumed in zip(inputs.superseded, inputs.resumed, strict=True)
+        ]
         order = order_by(barred, standing)
-        criteria = (standing, last_access, entries)
-        return evict(inputs, barred, order, criteria, entries, (standing, last_access))
+        criteria = (standing, last_access, inputs.entries)
+        return evict(inputs, barred, order, criteria, (standing, last_access))

@@ -72,32 +72,28 @@ class ValueDensity:
     def evaluate(
         self, weights: ValueDensityWeights, inputs: EvictInputs
     ) -> Evaluation[EvictChoice]:
-        candidates = inputs.candidates
-        barred = spared(candidates, durable_only=self._durable_only)
+        barred = spared(inputs, durable_only=self._durable_only)
         values = _values(weights, inputs)
         pages = own_pages(inputs)
-        last_access = [entry.last_access for entry in candidates]
-        entries = [entry.entry for entry in candidates]
+        last_access = inputs.last_access
         density = comparable(values, pages)
         order = order_by(barred, density)
-        criteria = (density, last_access, entries)
+        criteria = (density, last_access, inputs.entries)
         terms = (values, pages, last_access)
-        return evict(inputs, barred, order, criteria, entries, terms)
+        return evict(inputs, barred, order, criteria, terms)
 
 
 def _values(weights: ValueDensityWeights, inputs: EvictInputs) -> list[int]:
     ppm = PPM
-    candidates = inputs.candidates
     values = [
-        entry.reuse_ppm * (entry.recompute_ns - entry.reload_ns) // ppm
-        if entry.recompute_ns > entry.reload_ns
-        else 0
-        for entry in candidates
+        reuse_ppm * (recompute_ns - reload_ns) // ppm if recompute_ns > reload_ns else 0
+        for reuse_ppm, recompute_ns, reload_ns in zip(
+            inputs.reuse_ppm, inputs.recompute_ns, inputs.reload_ns, strict=True
+        )
     ]
     if weights.saving_ppm != ppm:
         values = [value * weights.saving_ppm // ppm for value in values]
-    sharing = [entry.sharing_ns for entry in candidates]
-    slo = [entry.slo_ns for entry in candidates]
+    sharing, slo = inputs.sharing_ns, inputs.slo_ns
     if any(sharing) or any(slo):
         values = [
             value + bonus * weights.sharing_ppm // ppm + other * weights.slo_ppm // ppm

@@ -11,9 +11,7 @@ from hypothesis import strategies as st
 from pagetrail.controlplane.policy.inputs import (
     AdmitInputs,
     CheckpointInputs,
-    EvictCandidate,
     EvictInputs,
-    EvictRun,
     KeepInputs,
     PreemptCandidate,
     PreemptInputs,
@@ -27,9 +25,10 @@ from pagetrail.controlplane.policy.types import Evaluation
 MS = 1_000_000
 
 
-def evaluate(name: str, inputs: msgspec.Struct, **weights: int) -> Evaluation[Any]:
+def evaluate(name: str, inputs: msgspec.Struct | EvictRows, **weights: int) -> Evaluation[Any]:
     found = evaluator(name)
-    return found.evaluate(found.weights_type(**weights), inputs)
+    complete = inputs.columns() if isinstance(inputs, EvictRows) else inputs
+    return found.evaluate(found.weights_type(**weights), complete)
 
 
 def column(name: str, evaluation: Evaluation[Any], term: str) -> tuple[int, ...]:
@@ -132,6 +131,70 @@ def admit_inputs(**changes: Any) -> AdmitInputs:
     return msgspec.structs.replace(base, **changes)
 
 
+class EvictRun(msgspec.Struct, frozen=True):
+    """A run of page columns as a row; the inputs hold columns."""
+
+    pages: tuple[int, ...]  # per group
+    columns: int
+    holders: int
+
+
+class EvictCandidate(msgspec.Struct, frozen=True):
+    """A kept entry as a row. ``runs``: its own, then the others that it holds."""
+
+    entry: int
+    runs: tuple[int, ...]
+    last_access: int
+    previous_access: int
+    accesses: int
+    depth_columns: int
+    resumed: bool
+    superseded: bool
+    durable: bool
+    pinned: bool
+    dirty: bool
+    reuse_ppm: int
+    recompute_ns: int
+    reload_ns: int
+    sharing_ns: int
+    slo_ns: int
+
+
+class EvictRows(msgspec.Struct, frozen=True):
+    """The inputs of an eviction, row by row."""
+
+    need: tuple[int, ...]
+    runs: tuple[EvictRun, ...]
+    candidates: tuple[EvictCandidate, ...]
+
+    def columns(self) -> EvictInputs:
+        groups = range(len(self.need))
+        return EvictInputs(
+            need=self.need,
+            run_pages=tuple(tuple(run.pages[group] for run in self.runs) for group in groups),
+            run_columns=tuple(run.columns for run in self.runs),
+            run_holders=tuple(run.holders for run in self.runs),
+            entries=tuple(c.entry for c in self.candidates),
+            own_runs=tuple(c.runs[0] for c in self.candidates),
+            further_runs=tuple(c.runs[1:] for c in self.candidates),
+            last_access=tuple(c.last_access for c in self.candidates),
+            previous_access=tuple(c.previous_access for c in self.candidates),
+            accesses=tuple(c.accesses for c in self.candidates),
+            depth_columns=tuple(c.depth_columns for c in self.candidates),
+            resumed=tuple(c.resumed for c in self.candidates),
+            superseded=tuple(c.superseded for c in self.candidates),
+            durable=tuple(c.durable for c in self.candidates),
+            pinned=tuple(c.pinned for c in self.candidates),
+            dirty=tuple(c.dirty for c in self.candidates),
+            reuse_ppm=tuple(c.reuse_ppm for c in self.candidates),
+            recompute_ns=tuple(c.recompute_ns for c in self.candidates),
+            reload_ns=tuple(c.reload_ns for c in self.candidates),
+            sharing_ns=tuple(c.sharing_ns for c in self.candidates),
+            slo_ns=tuple(c.slo_ns for c in self.candidates),
+            entries_cut=0,
+        )
+
+
 def entry(number: int, *runs: int, **changes: Any) -> EvictCandidate:
     base = EvictCandidate(
         entry=number,
@@ -156,16 +219,16 @@ def entry(number: int, *runs: int, **changes: Any) -> EvictCandidate:
 
 def evict_inputs(
     need: Sequence[int], runs: Sequence[EvictRun], candidates: Sequence[EvictCandidate]
-) -> EvictInputs:
+) -> EvictRows:
     """Inputs in the order that the contract asks for."""
     ordered = sorted(candidates, key=lambda c: (c.last_access, c.entry))
-    return EvictInputs(tuple(need), tuple(runs), tuple(ordered), 0)
+    return EvictRows(tuple(need), tuple(runs), tuple(ordered))
 
 
 class PageModel:
     """Every page by itself, with the set of those who hold it. Knows nothing of plans."""
 
-    def __init__(self, inputs: EvictInputs) -> None:
+    def __init__(self, inputs: EvictRows) -> None:
         self.groups = len(inputs.need)
         self.columns = [run.columns for run in inputs.runs]
         self.runs_of = {c.entry: c.runs for c in inputs.candidates}
@@ -203,7 +266,7 @@ class PageModel:
 
 
 @st.composite
-def trees(draw: st.DrawFn, *, groups: int = 1) -> EvictInputs:
+def trees(draw: st.DrawFn, *, groups: int = 1) -> EvictRows:
     """Kept prompts as a tree: a node holds its own run and its parent's, streams hold paths."""
     count = draw(st.integers(1, 10))
     parents = [draw(st.integers(-1, node - 1)) for node in range(count)]
@@ -231,7 +294,7 @@ def trees(draw: st.DrawFn, *, groups: int = 1) -> EvictInputs:
 
 
 @st.composite
-def shared_runs(draw: st.DrawFn) -> EvictInputs:
+def shared_runs(draw: st.DrawFn) -> EvictRows:
     """Entries that share runs in any way, in up to two groups; some runs are held elsewhere too.
 
     A run that no entry owns always is: its owner is not listed.
@@ -374,7 +437,7 @@ def _drawn_evict(draw: Draws) -> EvictInputs:
         )
         for node in range(count)
     ]
-    return evict_inputs([draw.below(20)], runs, candidates)
+    return evict_inputs([draw.below(20)], runs, candidates).columns()
 
 
 def _drawn_restore(draw: Draws) -> RestoreInputs:

@@ -11,10 +11,22 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from policy_inputs import MS, PageModel, column, entry, evaluate, evict_inputs, shared_runs, trees
+from policy_inputs import (
+    MS,
+    EvictCandidate,
+    EvictRows,
+    EvictRun,
+    PageModel,
+    column,
+    entry,
+    evaluate,
+    evict_inputs,
+    shared_runs,
+    trees,
+)
 
 from pagetrail.catalog.errors import BadInputError
-from pagetrail.controlplane.policy.inputs import EvictCandidate, EvictInputs, EvictReason, EvictRun
+from pagetrail.controlplane.policy.inputs import EvictReason
 from pagetrail.controlplane.policy.ratios import comparable
 from pagetrail.controlplane.policy.registry import EVALUATORS
 
@@ -121,24 +133,24 @@ def test_an_entry_listed_twice_is_refused() -> None:
         evaluate(LEAF_LRU, inputs)
 
 
-def density(c: EvictCandidate, inputs: EvictInputs) -> Fraction:
+def density(c: EvictCandidate, inputs: EvictRows) -> Fraction:
     gain = max(0, c.recompute_ns - c.reload_ns)
     value = c.reuse_ppm * gain // 1_000_000 + c.sharing_ns + c.slo_ns
     return Fraction(value, sum(inputs.runs[c.runs[0]].pages))
 
 
-def gdsf_priority(c: EvictCandidate, inputs: EvictInputs) -> Fraction:
+def gdsf_priority(c: EvictCandidate, inputs: EvictRows) -> Fraction:
     cost = c.recompute_ns + c.recompute_ns * 1_000 * c.depth_columns // 1_000_000
     return 100_000 * c.last_access + Fraction(c.accesses * cost, sum(inputs.runs[c.runs[0]].pages))
 
 
-def faded_count(c: EvictCandidate, inputs: EvictInputs) -> int:
+def faded_count(c: EvictCandidate, inputs: EvictRows) -> int:
     doublings = max(n for n in range(65) if 2**n <= (c.accesses + 1) ** 16)
     return 16 * c.last_access + 4_096 * doublings
 
 
 # What each evaluator puts before last access and entry number, written down a second time.
-LEADING: dict[str, Callable[[EvictCandidate, EvictInputs], Any]] = {
+LEADING: dict[str, Callable[[EvictCandidate, EvictRows], Any]] = {
     LEAF_LRU: lambda c, inputs: 0,
     VALUE: density,
     "residency/value-density-untiered@1": density,
@@ -149,7 +161,7 @@ LEADING: dict[str, Callable[[EvictCandidate, EvictInputs], Any]] = {
 }
 
 
-def leaf_columns_one_by_one(name: str, inputs: EvictInputs) -> list[tuple[int, int]] | None:
+def leaf_columns_one_by_one(name: str, inputs: EvictRows) -> list[tuple[int, int]] | None:
     """Evict single page columns of the best leaf; None when the need is out of reach."""
     left = {c.entry: inputs.runs[c.runs[0]].columns for c in inputs.candidates}
     holders = [run.holders for run in inputs.runs]
@@ -180,7 +192,7 @@ def test_every_residency_evaluator_has_its_order_written_down_here() -> None:
     assert sorted(LEADING) == RESIDENCY
 
 
-def check_equals_giving_up_single_columns(name: str, inputs: EvictInputs) -> None:
+def check_equals_giving_up_single_columns(name: str, inputs: EvictRows) -> None:
     """In a tree a plan is the same as giving up single columns of the best leaf."""
     expected = leaf_columns_one_by_one(name, inputs)
     choice = evaluate(name, inputs).choice
@@ -188,7 +200,7 @@ def check_equals_giving_up_single_columns(name: str, inputs: EvictInputs) -> Non
     assert any(choice.shortfall) == (expected is None)
 
 
-def check_every_cut_page_has_one_holder(name: str, inputs: EvictInputs) -> None:
+def check_every_cut_page_has_one_holder(name: str, inputs: EvictRows) -> None:
     """In a tree a page is cut only when the entry that owns it holds it alone."""
     model = PageModel(inputs)
     for number, columns in evaluate(name, inputs).choice.victims:
@@ -198,7 +210,7 @@ def check_every_cut_page_has_one_holder(name: str, inputs: EvictInputs) -> None:
         model.cut(number, columns)
 
 
-def most_that_can_go(name: str, inputs: EvictInputs) -> tuple[int, ...]:
+def most_that_can_go(name: str, inputs: EvictRows) -> tuple[int, ...]:
     """Pages that are free once everything that may go has gone, found without any order."""
     model = PageModel(inputs)
     may_go = {
@@ -228,7 +240,7 @@ def most_that_can_go(name: str, inputs: EvictInputs) -> tuple[int, ...]:
         gone |= now
 
 
-def check_frees_what_it_says(name: str, inputs: EvictInputs) -> None:
+def check_frees_what_it_says(name: str, inputs: EvictRows) -> None:
     """A plan frees what it says, as seen page by page, or nothing when all is too little."""
     answer = evaluate(name, inputs)
     choice = answer.choice
@@ -252,7 +264,7 @@ def check_frees_what_it_says(name: str, inputs: EvictInputs) -> None:
         assert answer.reason == EvictReason.REACHED
 
 
-def check_no_victim_is_superfluous(name: str, inputs: EvictInputs) -> None:
+def check_no_victim_is_superfluous(name: str, inputs: EvictRows) -> None:
     """Without any one of them the need is not met, or another's own pages are still held."""
     victims = evaluate(name, inputs).choice.victims
     for left_out in victims:
@@ -264,7 +276,7 @@ def check_no_victim_is_superfluous(name: str, inputs: EvictInputs) -> None:
         assert short or any(held_by for cut in rest for held_by in model.tail(*cut))
 
 
-def check_reasons_are_true(name: str, inputs: EvictInputs) -> None:
+def check_reasons_are_true(name: str, inputs: EvictRows) -> None:
     answer = evaluate(name, inputs)
     chosen = {number for number, _ in answer.choice.victims}
     rows = zip(inputs.candidates, column(name, answer, "reason"), strict=True)
@@ -288,7 +300,7 @@ CHECKS = (check_frees_what_it_says, check_no_victim_is_superfluous, check_reason
 @pytest.mark.parametrize("name", RESIDENCY)
 @settings(max_examples=25, deadline=None)
 @given(tree=trees() | trees(groups=2), store=shared_runs())
-def test_plans_are_right(name: str, tree: EvictInputs, store: EvictInputs) -> None:
+def test_plans_are_right(name: str, tree: EvictRows, store: EvictRows) -> None:
     for check in (*TREE_CHECKS, *CHECKS):
         check(name, tree)
     for check in CHECKS:
@@ -299,9 +311,7 @@ def test_plans_are_right(name: str, tree: EvictInputs, store: EvictInputs) -> No
 @pytest.mark.parametrize("name", RESIDENCY)
 @settings(max_examples=200, deadline=None)
 @given(tree=trees() | trees(groups=2), store=shared_runs())
-def test_plans_are_right_in_many_more_cases(
-    name: str, tree: EvictInputs, store: EvictInputs
-) -> None:
+def test_plans_are_right_in_many_more_cases(name: str, tree: EvictRows, store: EvictRows) -> None:
     for check in (*TREE_CHECKS, *CHECKS):
         check(name, tree)
     for check in CHECKS:
@@ -312,7 +322,7 @@ def test_plans_are_right_in_many_more_cases(
 @settings(max_examples=25, deadline=None)
 @given(inputs=trees() | shared_runs(), draw=st.data())
 def test_the_order_in_which_inputs_are_gathered_does_not_matter(
-    name: str, inputs: EvictInputs, draw: st.DataObject
+    name: str, inputs: EvictRows, draw: st.DataObject
 ) -> None:
     places = draw.draw(st.permutations(range(len(inputs.runs))))
     runs = [inputs.runs[places.index(place)] for place in range(len(places))]
@@ -350,7 +360,7 @@ def test_a_fraction_over_zero_comes_after_all_others() -> None:
 @settings(deadline=None)
 @given(shared_runs())
 def test_the_order_by_density_is_total_and_that_of_cross_multiplication(
-    inputs: EvictInputs,
+    inputs: EvictRows,
 ) -> None:
     answer = evaluate(VALUE, inputs)
     rows = [

@@ -25,7 +25,7 @@ CHOICE = 5  # place of the choice among a decision's fields
 
 def _eviction(served: Served) -> str:
     """The eviction with the most alternatives."""
-    best = max(derived(served.directory, KindId.EVICT), key=lambda one: len(one.inputs.candidates))
+    best = max(derived(served.directory, KindId.EVICT), key=lambda one: len(one.inputs.entries))
     return f"{best.client}/1/{best.client_seq}"
 
 
