@@ -7,6 +7,7 @@ so, because ignoring a fact would falsify every view built after it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -240,6 +241,14 @@ def decision_fact(kind: KindId, body: decision.Decision) -> WireFact:
     if KINDS[kind].role is not Role.DECISION:
         raise BadInputError(f"{kind.name} is not a kind of decision")
     return WireFact(Op.ASSERT, kind, KINDS[kind].version, msgspec.Raw(_ENCODER.encode(body)))
+
+
+def body_reader(kind_id: int) -> Callable[[bytes | msgspec.Raw], msgspec.Struct]:
+    """What reads bodies of a kind that is known, for who reads many of them.
+
+    It takes every version up to the kind's own, and raises msgspec.MsgspecError for other bytes.
+    """
+    return _DECODERS[kind_id].decode
 
 
 def decode_body(kind_id: int, schema_v: int, body: bytes | msgspec.Raw) -> msgspec.Struct:

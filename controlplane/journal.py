@@ -96,6 +96,14 @@ class Journal:
             self._items.update(_ENCODER.encode(transaction) if encoded is None else encoded)
         self.next_seq = transaction.client_seq + 1
 
+    def fold_plain(self, encoded: Sequence[Encoded]) -> None:
+        """Move past the next transactions by their encodings.
+
+        Not for keyframes, refusals and transactions with preconditions.
+        """
+        self._items.update(b"".join(encoded))
+        self.next_seq += len(encoded)
+
     def cause(self, client_seq: int) -> Cause:
         """Names one of this epoch's transactions."""
         return Cause(self.client, self.client_epoch, client_seq)

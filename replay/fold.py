@@ -10,14 +10,14 @@ folded is a finding, never an error of the replay.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
 
 from pagetrail.catalog.envelope import Op, Transaction
 from pagetrail.catalog.errors import CorruptionError, InvariantError
-from pagetrail.catalog.facts import KINDS, KindId, Role, decode_body
+from pagetrail.catalog.facts import KINDS, KindId, Role, body_reader, decode_body
 from pagetrail.catalog.kinds.decision import CITED_CHAIN_BYTES, Decision
 from pagetrail.catalog.kinds.router import RouterStarted, WorkerObserved
 from pagetrail.catalog.kinds.worker import Bound, Keyframe, WorkerStarted
@@ -43,10 +43,13 @@ _NAMES = {kind: kind.name.lower() for kind in KindId}
 # Plain integers: members of an enumeration are slower to look up and to compare.
 _KEYFRAME = int(KindId.KEYFRAME)
 _ASSERT = int(Op.ASSERT)
-_ALONE = frozenset(
-    kind_id for kind_id, role in _ROLES.items() if role is Role.COMMAND and kind_id not in ORDERED
-)
-"""Commands that stand by themselves, as most transactions are: nothing orders them."""
+_READ_ALONE = {
+    (kind_id, version): body_reader(kind_id)
+    for kind_id, kind in KINDS.items()
+    if kind.role is Role.COMMAND and kind_id not in ORDERED
+    for version in range(1, kind.version + 1)
+}
+"""What reads commands that stand by themselves, as most transactions are: nothing orders them."""
 
 
 @dataclass(slots=True)
@@ -89,7 +92,7 @@ Observer = Callable[[Derivation], None]
 
 
 class Folder:
-    """Folds one span of a decider's journal: ``begin`` or ``resume``, then ``feed``, then ``end``.
+    """Folds one span of a decider's journal: ``begin`` or ``resume``, then ``feed``s, then ``end``.
 
     A span begins with the epoch's start or with a keyframe, which also closes the span before.
     """
@@ -168,6 +171,47 @@ class Folder:
         if kind != _KEYFRAME:
             self._result.unattested += 1
 
+    def feed_all(self, transactions: Sequence[Transaction], encoded: Sequence[msgspec.Raw]) -> None:
+        """Fold the next transactions.
+
+        Most are commands that stand by themselves. Nothing cites the chain between two of those,
+        so it moves past a stretch of them at once.
+        """
+        position, first = self._position, 0
+        expected = position.next_seq
+        for place, transaction in enumerate(transactions):
+            facts = transaction.facts
+            wire = facts[0]
+            read = _READ_ALONE.get((wire.kind, wire.schema_v))
+            if (
+                read is None
+                or len(facts) > 1
+                or wire.op != _ASSERT
+                or transaction.client_seq != expected
+                or transaction.compare_and_set
+                or self._broken_at is not None
+            ):
+                self._pass(encoded[first:place])
+                self.feed(transaction, encoded[place])
+                first, expected = place + 1, position.next_seq
+                continue
+            expected += 1
+            try:
+                try:
+                    command = read(wire.body)
+                except msgspec.MsgspecError:
+                    command = decode_body(wire.kind, wire.schema_v, wire.body)  # says what is wrong
+                self._command(transaction, command)
+            except UNREADABLE as error:
+                self._break(transaction, error)
+        self._pass(encoded[first:])
+
+    def _pass(self, encoded: Sequence[msgspec.Raw]) -> None:
+        """The chain moves past commands that have been folded."""
+        if encoded:
+            self._position.fold_plain(encoded)
+            self._result.unattested += len(encoded)
+
     def end(self) -> SpanResult:
         """What was found."""
         result = self._result
@@ -204,15 +248,9 @@ class Folder:
                     self._report(0, "evaluators", what)
 
     def _transaction(self, transaction: Transaction) -> None:
-        facts = transaction.facts
-        if len(facts) == 1:
-            wire = facts[0]
-            if wire.kind in _ALONE and wire.op == _ASSERT:
-                self._command(transaction, decode_body(wire.kind, wire.schema_v, wire.body))
-                return
         decided: tuple[KindId, Decision] | None = None
         commands: list[msgspec.Struct] = []
-        for wire in facts:
+        for wire in transaction.facts:
             role = _ROLES.get(wire.kind)
             if role is Role.CATALOG:
                 continue  # the catalog's history has read it

@@ -34,7 +34,12 @@ _JOURNALED = frozenset(
     if kind.role in (Role.JOURNAL, Role.COMMAND, Role.DECISION, Role.OUTCOME)
 )
 _WRITERS = (int(KindId.REFUSED), int(KindId.WRITER_EPOCH_STARTED))
-
+_UNJUDGED = frozenset(
+    int(kind.id)
+    for kind in KINDS.values()
+    if kind.role is not Role.DECISION and kind.id not in LOOKED_UP and kind.id not in _WRITERS
+)
+"""Kinds of fact of which a decider's journal only counts, when they come alone."""
 
 END = 2**63 - 1
 """``until_seq`` of a reading that goes on to the log's end."""
@@ -126,9 +131,21 @@ class LogReading:
                 epoch = self.epochs[key] = Epoch(*key, run.transactions[0])
                 self._begins(epoch)
             first_seq = position
+            decides = epoch.decides
             for transaction in run.transactions:
+                facts = transaction.facts
+                if (
+                    decides
+                    and len(facts) == 1
+                    and facts[0].kind in _UNJUDGED
+                    and not transaction.causes
+                    and not transaction.compare_and_set
+                ):
+                    epoch.count += 1
+                    position += 1
+                    continue
                 self._judge(epoch, frame, transaction, position)
-                position += len(transaction.facts)
+                position += len(facts)
             yield RunRead(*key, first_seq, run.transactions, outline.transactions)
         self.facts = position
 

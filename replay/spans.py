@@ -59,13 +59,17 @@ class SpanFolds:
     def feed(self, epoch: Epoch, run: RunRead) -> None:
         """Take the next run of a decider's epoch."""
         key = (run.client, run.client_epoch)
-        span = self._open.get(key)
-        for transaction, encoded in zip(run.transactions, run.split(), strict=True):
-            if span is None:
-                span = self._open[key] = self._begin(epoch)
-                if span.folder is not None:
-                    span.folder.begin(transaction, encoded)
-                continue
+        transactions, encoded = run.transactions, run.split()
+        span, first = self._open.get(key), 0
+        if span is None:
+            span = self._open[key] = self._begin(epoch)
+            first = 1
+            if span.folder is not None:
+                span.folder.begin(transactions[0], encoded[0])
+        ends = [place for place, one in enumerate(transactions) if one.facts[0].kind == _KEYFRAME]
+        for end in (*ends, len(transactions) - 1):
+            if end < first:
+                continue  # the run ends with a keyframe, or with the start
             if span.opening is not None:
                 opening, span.opening = span.opening, None
                 self._close(span)
@@ -73,9 +77,10 @@ class SpanFolds:
                 if span.folder is not None:
                     span.folder.resume(*opening)
             if span.folder is not None:
-                span.folder.feed(transaction, encoded)
-            if transaction.facts[0].kind == _KEYFRAME:
-                span.opening = (transaction, encoded)
+                span.folder.feed_all(transactions[first : end + 1], encoded[first : end + 1])
+            if transactions[end].facts[0].kind == _KEYFRAME:
+                span.opening = (transactions[end], encoded[end])
+            first = end + 1
 
     def end(self) -> list[Span]:
         """Every span that was folded, once the log has ended."""
