@@ -238,7 +238,10 @@ class CpuDevice(HostArrays):
         check_weight(weight, bias)
         outputs, depth = weight.shape
         panels = -(-outputs // PANEL)
-        data = np.empty((panels, depth, PANEL), storage.dtype)
+        # bf16 lies in pairs of depth, as the native core multiplies it.
+        step = (PANEL, 2) if storage is Storage.BF16 else (PANEL,)
+        steps = -(-depth // 2) if storage is Storage.BF16 else depth
+        data = np.empty((panels, steps, *step), storage.dtype)
         weight = np.ascontiguousarray(weight)
         self._core.pt_pack(self._pool, address(weight), outputs, depth, storage, address(data))
         return PackedLinear(

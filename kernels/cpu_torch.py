@@ -177,6 +177,8 @@ class TorchCpuDevice(HostArrays):
     def linear(self, x: Floats, weight: PackedLinear, out: Floats, add: bool = False) -> None:
         check_rows("x", x, len(x), weight.depth)
         check_rows("out", out, len(x), weight.outputs)
+        if weight.storage is Storage.BF16:
+            x = _widen(_narrow(x, weight.storage), weight.storage)
         tile = np.zeros((TILE_ROWS, weight.depth), np.float32)
         matrix = torch.from_numpy(weight.data).T
         for start in range(0, len(x), TILE_ROWS):

@@ -124,7 +124,11 @@ class RowMath(Protocol):
         ...
 
     def linear(self, x: Floats, weight: PackedLinear, out: Floats, add: bool = False) -> None:
-        """``out[M, outputs] = x[M, depth] @ weight.T + bias``, or ``out +=`` that."""
+        """``out[M, outputs] = x[M, depth] @ weight.T + bias``, or ``out +=`` that.
+
+        Sums are fp32. A bf16 weight multiplies rows rounded to bf16, as processors with an
+        instruction for it do; on a card rows take the weight's type.
+        """
         ...
 
     def rows_of(self, weight: PackedLinear, rows: Int32s) -> Floats:

@@ -19,9 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 SOURCES = ("linear.cpp", "rows.cpp", "attention.cpp", "pages.cpp", "program.cpp")
-HEADERS = ("vec.h", "storage.h", "pool.h", "product.h", "lines.h", "calls.h")
+HEADERS = ("vec.h", "storage.h", "wide.h", "pool.h", "product.h", "pairs.h", "lines.h", "calls.h")
 FLAGS = ("-std=c++17", "-O3", "-fPIC", "-pthread", "-ffp-contract=off", "-Wno-psabi")
-V3_CPU_FLAGS = frozenset(("avx2", "fma", "f16c", "bmi2", "movbe"))
 COMPILERS = ("g++", "c++", "clang++")
 BUILD_SECONDS_MAX = 600
 
@@ -32,19 +31,28 @@ class NativeBuildError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """An instruction set and the flags that build for it."""
+    """An instruction set, the flags that build for it, and what a processor must have to run it."""
 
     name: str
     flags: tuple[str, ...]
+    needs: frozenset[str]  # in the kernel's names
 
 
-V3 = Target("x86-64-v3", ("-march=x86-64-v3",))
-PORTABLE = Target("portable", ())
+PORTABLE = Target("portable", (), frozenset())
+V3 = Target("x86-64-v3", ("-march=x86-64-v3",), frozenset(("avx2", "fma", "f16c", "bmi2", "movbe")))
+V4 = Target(
+    "x86-64-v4",
+    ("-march=x86-64-v4",),
+    V3.needs | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"},
+)
+V4_BF16 = Target("x86-64-v4-bf16", (*V4.flags, "-mavx512bf16"), V4.needs | {"avx512_bf16"})
+TARGETS = (V4_BF16, V4, V3, PORTABLE)  # the widest first
 
 
 def detect_target() -> Target:
     """The widest target that this machine runs."""
-    return V3 if cpu_flags() >= V3_CPU_FLAGS else PORTABLE
+    present = cpu_flags()
+    return next(target for target in TARGETS if present >= target.needs)
 
 
 def cpu_flags() -> frozenset[str]:

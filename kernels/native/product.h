@@ -1,75 +1,109 @@
-// The one inner product of the core: MR rows times NP panels of sixteen columns.
+// The one inner product of the core: rows times panels of sixteen columns.
 //
 //   c[m][n] += a[m][0] b[0][n] + a[m][1] b[1][n] + ...    strictly in this order, one rounding a step
 //
-// An output is one lane of one register for the whole sum, so its bits depend neither on MR nor on
-// NP nor on what the other lanes hold. Cutting the sum and storing c in between changes nothing
-// either: c is kept in fp32 as the register is. Linear layers, attention scores and the weighted
-// sum of values are all this loop, with other strides.
+// An output is one lane of one register for the whole sum, so its bits depend neither on how many
+// rows and panels go together nor on what the other lanes hold. Cutting the sum and storing c in
+// between changes nothing either: c is kept in fp32 as the register is. Linear layers and the
+// weighted sum of values are this loop, with other strides. What one step multiplies is a policy:
+// an element here, a pair in pairs.h.
 
 #pragma once
 
-#include "storage.h"
+#include <algorithm>
+
+#include "wide.h"
 
 namespace pt {
 
-constexpr int PANEL = 16;  // columns of a panel: two vectors
-constexpr int ROWS = 6;    // rows of the largest block: 12 accumulators of 16 registers
+constexpr int PANEL = 16;  // columns of a panel
 
-// a: row m at a + m * lda, contiguous in k.  b: panel p, row k at b + p * panel_step + k * ldb.
+// One element of a row times one row of a panel.
+template <class S>
+struct Plain {
+    typedef float Row;                // as the product reads rows of a
+    typedef typename S::T T;          // as panels are stored
+    typedef Wide Value, Column;
+    static constexpr int GROUP = 1;   // elements of depth that one step takes
+    static constexpr int SUMS = WIDE_REGISTERS >= 32 ? 28 : 6;  // registers left beside operands
+    static constexpr int ROWS = WIDE_REGISTERS >= 32 ? 14 : 6;
+    static Value value(const float* a) { return wide_set1(*a); }
+    static Column column(const T* b) { return wide_widen<S>(b); }
+    static Wide step(Value x, Column w, Wide sum) { return wide_fma(x, w, sum); }
+};
+
+// Panels that go side by side with so many rows: enough sums in flight to hide their latency.
+template <class B>
+constexpr int panels_beside(int rows) {
+    return std::max(1, std::min(B::SUMS / rows, WIDE_REGISTERS >= 32 ? 8 : 4));
+}
+
+// a: row m at a + m * lda, contiguous.  b: panel p, step k at b + p * panel_step + k * ldb.
 // c: row m at c + m * ldc; panel p at c + p * PANEL. `fresh` starts from zero instead of from c.
 template <class B, int MR, int NP>
-inline void product(const float* a, int64_t lda, const typename B::T* b, int64_t ldb,
-                    int64_t panel_step, int64_t depth, float* c, int64_t ldc, bool fresh) {
-    v8 acc[MR][NP][2];
+inline void product(const typename B::Row* a, int64_t lda, const typename B::T* b, int64_t ldb,
+                    int64_t panel_step, int64_t steps, float* c, int64_t ldc, bool fresh) {
+    Wide sum[MR][NP];
     for (int m = 0; m < MR; m++)
         for (int p = 0; p < NP; p++)
-            for (int h = 0; h < 2; h++)
-                acc[m][p][h] = fresh ? set1(0.0f) : load8(c + m * ldc + p * PANEL + h * LANES);
-    for (int64_t k = 0; k < depth; k++) {
-        for (int p = 0; p < NP; p++) {
-            const typename B::T* row = b + p * panel_step + k * ldb;
-            const v8 b0 = B::load8(row), b1 = B::load8(row + LANES);
-            for (int m = 0; m < MR; m++) {
-                const v8 x = set1(a[m * lda + k]);
-                acc[m][p][0] = fma8(x, b0, acc[m][p][0]);
-                acc[m][p][1] = fma8(x, b1, acc[m][p][1]);
-            }
+            sum[m][p] = fresh ? wide_set1(0.0f) : wide_load(c + m * ldc + p * PANEL);
+    for (int64_t k = 0; k < steps; k++) {
+        typename B::Column w[NP];
+        for (int p = 0; p < NP; p++) w[p] = B::column(b + p * panel_step + k * ldb);
+        for (int m = 0; m < MR; m++) {
+            const typename B::Value x = B::value(a + m * lda + k * B::GROUP);
+            for (int p = 0; p < NP; p++) sum[m][p] = B::step(x, w[p], sum[m][p]);
         }
     }
     for (int m = 0; m < MR; m++)
-        for (int p = 0; p < NP; p++)
-            for (int h = 0; h < 2; h++) store8(c + m * ldc + p * PANEL + h * LANES, acc[m][p][h]);
+        for (int p = 0; p < NP; p++) wide_store(c + m * ldc + p * PANEL, sum[m][p]);
 }
 
-// Rows against panels, in blocks that keep enough sums in flight to hide their latency.
-template <class B, int MR, int NP>
-inline void panels_of(const float* a, int64_t lda, const typename B::T* b, int64_t ldb,
-                      int64_t panel_step, int64_t panels, int64_t depth, float* c, int64_t ldc,
+// MR rows against any number of panels.
+template <class B, int MR>
+inline void panels_of(const typename B::Row* a, int64_t lda, const typename B::T* b, int64_t ldb,
+                      int64_t panel_step, int64_t panels, int64_t steps, float* c, int64_t ldc,
                       bool fresh) {
+    constexpr int NP = panels_beside<B>(MR);
     int64_t p = 0;
     for (; p + NP <= panels; p += NP)
-        product<B, MR, NP>(a, lda, b + p * panel_step, ldb, panel_step, depth, c + p * PANEL, ldc,
+        product<B, MR, NP>(a, lda, b + p * panel_step, ldb, panel_step, steps, c + p * PANEL, ldc,
                            fresh);
     for (; p < panels; p++)
-        product<B, MR, 1>(a, lda, b + p * panel_step, ldb, panel_step, depth, c + p * PANEL, ldc,
+        product<B, MR, 1>(a, lda, b + p * panel_step, ldb, panel_step, steps, c + p * PANEL, ldc,
                           fresh);
 }
 
+// At most ROWS rows: the block that has just as many.
+template <class B, int MR = B::ROWS>
+inline void block_of(int64_t rows, const typename B::Row* a, int64_t lda, const typename B::T* b,
+                     int64_t ldb, int64_t panel_step, int64_t panels, int64_t steps, float* c,
+                     int64_t ldc, bool fresh) {
+    if (rows == MR)
+        panels_of<B, MR>(a, lda, b, ldb, panel_step, panels, steps, c, ldc, fresh);
+    else if constexpr (MR > 1)
+        block_of<B, MR - 1>(rows, a, lda, b, ldb, panel_step, panels, steps, c, ldc, fresh);
+}
+
+// Any number of rows, in blocks as even as can be.
 template <class B>
-inline void product_panels(const float* a, int64_t lda, const typename B::T* b, int64_t ldb,
+inline void blocks_of(const typename B::Row* a, int64_t lda, const typename B::T* b, int64_t ldb,
+                      int64_t panel_step, int64_t panels, int64_t steps, float* c, int64_t ldc,
+                      int64_t rows, bool fresh) {
+    int64_t blocks = (rows + B::ROWS - 1) / B::ROWS;
+    for (int64_t row = 0; blocks > 0; blocks--) {
+        const int64_t now = (rows - row + blocks - 1) / blocks;
+        block_of<B>(now, a + row * lda, lda, b, ldb, panel_step, panels, steps, c + row * ldc, ldc,
+                    fresh);
+        row += now;
+    }
+}
+
+template <class S>
+inline void product_panels(const float* a, int64_t lda, const typename S::T* b, int64_t ldb,
                            int64_t panel_step, int64_t panels, int64_t depth, float* c,
                            int64_t ldc, int64_t rows, bool fresh = true) {
-    for (; rows >= ROWS; rows -= ROWS, a += ROWS * lda, c += ROWS * ldc)
-        panels_of<B, ROWS, 1>(a, lda, b, ldb, panel_step, panels, depth, c, ldc, fresh);
-    switch (rows) {
-        case 5: return panels_of<B, 5, 1>(a, lda, b, ldb, panel_step, panels, depth, c, ldc, fresh);
-        case 4: return panels_of<B, 4, 1>(a, lda, b, ldb, panel_step, panels, depth, c, ldc, fresh);
-        case 3: return panels_of<B, 3, 2>(a, lda, b, ldb, panel_step, panels, depth, c, ldc, fresh);
-        case 2: return panels_of<B, 2, 2>(a, lda, b, ldb, panel_step, panels, depth, c, ldc, fresh);
-        case 1: return panels_of<B, 1, 4>(a, lda, b, ldb, panel_step, panels, depth, c, ldc, fresh);
-        default: return;
-    }
+    blocks_of<Plain<S>>(a, lda, b, ldb, panel_step, panels, depth, c, ldc, rows, fresh);
 }
 
 }  // namespace pt

@@ -7,7 +7,7 @@ import os
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 
 import pytest
 
@@ -20,7 +20,7 @@ MAKERS: dict[str, Callable[[], StepDevice]] = {
     "native": lambda: CpuDevice(1),
     "native-2-threads": lambda: CpuDevice(2),
     "torch": TorchCpuDevice,
-    "portable": lambda: CpuDevice(1, native_build.PORTABLE),
+    **{target.name: partial(CpuDevice, 1, target) for target in native_build.TARGETS},
 }
 made = cache(lambda name: MAKERS[name]())
 
@@ -30,9 +30,13 @@ made = cache(lambda name: MAKERS[name]())
         "native",
         "native-2-threads",
         "torch",
-        pytest.param("portable", marks=pytest.mark.slow),  # a second build of the core
+        # Each a build of the core of its own.
+        *(pytest.param(target.name, marks=pytest.mark.slow) for target in native_build.TARGETS),
     ]
 )
 def device(request: pytest.FixtureRequest) -> StepDevice:
     """Each CPU device in turn."""
+    target = next((one for one in native_build.TARGETS if one.name == request.param), None)
+    if target is not None and not native_build.cpu_flags() >= target.needs:
+        pytest.skip(f"this processor does not run {target.name}")
     return made(request.param)

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pagetrail.kernels import native_build
 from pagetrail.kernels.abi import KernelInputError, Storage
 from pagetrail.kernels.cpu import CpuDevice
 from pagetrail.kernels.device import Activation, StepDevice
@@ -42,12 +43,51 @@ def test_linear_equals_float64(
     packed = device.pack(weight, storage, bias)
     before = rows(3, count, outputs)
     out = before.copy()
-    want = x.astype(np.float64) @ rounded(weight, storage).T + bias
+    # A bf16 weight multiplies rows rounded to bf16.
+    x_read = rounded(x, storage if storage is Storage.BF16 else Storage.F32)
+    want = x_read @ rounded(weight, storage).T + bias
     device.linear(x, packed, out, add=True)
     scale = np.abs(x).astype(np.float64) @ np.abs(weight).T.astype(np.float64) + 1.0
     assert (np.abs(out - (want + before)) / scale).max() < 4e-6
     device.linear(x, packed, out)
     assert (np.abs(out - want) / scale).max() < 4e-6
+
+
+def fused_in_order(x: np.ndarray, weight: np.ndarray, storage: Storage) -> np.ndarray:
+    """The sum that native/product.h and native/pairs.h write down, one rounding a step.
+
+    In float64 each step is exact before it rounds: the factors are bf16 near one, so that their
+    product and the sum so far span fewer than 53 bits.
+    """
+    places = range(x.shape[1])
+    if storage is Storage.BF16:  # the second of each pair first
+        places = sorted(places, key=lambda k: (k // 2, -k))
+    total = np.zeros((len(x), len(weight)), np.float32)
+    for k in places:
+        step = np.outer(x[:, k].astype(np.float64), weight[:, k].astype(np.float64))
+        total = (total.astype(np.float64) + step).astype(np.float32)
+    return total
+
+
+@pytest.mark.parametrize("storage", [Storage.F32, Storage.BF16])
+@pytest.mark.parametrize("depth", [1, 7, 64, 1031])
+def test_a_product_is_the_sum_in_the_order_written_down(
+    device: StepDevice, storage: Storage, depth: int
+) -> None:
+    if "fma" not in native_build.cpu_flags() or not isinstance(device, CpuDevice):
+        pytest.skip("fused products, of the native core")
+    if ("instruction_set", "portable") in device.identity:
+        pytest.skip("fused products, which the portable core does not have")
+    rng = np.random.default_rng(9)
+    x, weight = (
+        rounded(
+            (rng.uniform(1, 2, shape) * rng.choice([-1, 1], shape)).astype(np.float32), Storage.BF16
+        ).astype(np.float32)
+        for shape in ((37, depth), (50, depth))
+    )
+    out = np.empty((37, 50), np.float32)
+    device.linear(x, device.pack(weight, storage), out)
+    np.testing.assert_array_equal(bits(out), bits(fused_in_order(x, weight, storage)))
 
 
 @settings(max_examples=40, deadline=None)

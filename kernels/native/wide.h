@@ -1,0 +1,60 @@
+// Vectors of sixteen floats, the width of a panel: one register of 512 bits, or two of 256.
+//
+// A lane is computed by the same operations either way, so its bits are the same.
+
+#pragma once
+
+#include "storage.h"
+
+namespace pt {
+
+#ifdef __AVX512F__
+
+struct Wide {
+    __m512 all;
+};
+
+inline Wide wide_set1(float x) { return {_mm512_set1_ps(x)}; }
+inline Wide wide_load(const float* p) { return {_mm512_loadu_ps(p)}; }
+inline void wide_store(float* p, Wide x) { _mm512_storeu_ps(p, x.all); }
+inline Wide wide_fma(Wide a, Wide b, Wide c) { return {_mm512_fmadd_ps(a.all, b.all, c.all)}; }
+
+template <class S>
+inline Wide wide_widen(const typename S::T* p);
+template <>
+inline Wide wide_widen<F32>(const float* p) {
+    return wide_load(p);
+}
+template <>
+inline Wide wide_widen<F16>(const uint16_t* p) {
+    return {_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))};
+}
+
+constexpr int WIDE_REGISTERS = 32;
+
+#else
+
+struct Wide {
+    v8 low, high;
+};
+
+inline Wide wide_set1(float x) { return {set1(x), set1(x)}; }
+inline Wide wide_load(const float* p) { return {load8(p), load8(p + LANES)}; }
+inline void wide_store(float* p, Wide x) {
+    store8(p, x.low);
+    store8(p + LANES, x.high);
+}
+inline Wide wide_fma(Wide a, Wide b, Wide c) {
+    return {fma8(a.low, b.low, c.low), fma8(a.high, b.high, c.high)};
+}
+
+template <class S>
+inline Wide wide_widen(const typename S::T* p) {
+    return {S::load8(p), S::load8(p + LANES)};
+}
+
+constexpr int WIDE_REGISTERS = 8;  // pairs of the sixteen
+
+#endif
+
+}  // namespace pt
