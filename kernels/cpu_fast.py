@@ -1,9 +1,11 @@
-"""The CPU device in fast mode: products of many rows by torch, whose bits depend on the batch.
+"""The CPU device in fast mode: products of many rows by torch where torch multiplies faster.
 
-Everything else is the native core's: products of few rows, which wait for memory and not for
-arithmetic, and attention. Not exact: a row's result may change in its last bits with the number of
-rows beside it, so state made here carries an identity of its own and is never exchanged with the
-exact mode's. Weights are held twice, in panels and in rows.
+That is where it has instructions that the native core lacks: its own for matrices of bf16, and any
+vectors on a processor for which the core is built portably. Everything else is the native core's:
+products of few rows, which wait for memory and not for arithmetic, and attention. Not exact: a
+row's result may change in its last bits with the number of rows beside it, so state made here
+carries an identity of its own and is never exchanged with the exact mode's. Weights that torch
+multiplies are held twice, in panels and in rows.
 """
 
 from __future__ import annotations
@@ -17,10 +19,18 @@ from .abi import Floats, KernelInputError, Storage
 from .checks import check_rows
 from .cpu import CpuDevice
 from .device import PackedLinear
-from .native_build import Target, cpu_flags
+from .native_build import PORTABLE, Target, cpu_flags
 
 MANY_ROWS = 33  # fewer are faster through panels
 BF16_FLAGS = frozenset(("avx512_bf16", "amx_bf16"))
+
+
+def torch_is_faster(target: Target) -> frozenset[Storage]:
+    """Weights whose products of many rows torch does faster than the core built for ``target``."""
+    if target == PORTABLE:
+        return frozenset(Storage)
+    return frozenset((Storage.BF16,)) if "amx_bf16" in cpu_flags() else frozenset()
+
 
 _TYPES = {Storage.F32: torch.float32, Storage.F16: torch.float16, Storage.BF16: torch.bfloat16}
 
@@ -33,11 +43,21 @@ class FastLinear(PackedLinear):
 
 
 class FastCpuDevice(CpuDevice):
-    """Puts torch on ``threads`` threads for the whole process."""
+    """Puts torch on ``threads`` threads for the whole process.
 
-    def __init__(self, threads: int = 1, target: Target | None = None) -> None:
+    ``by_torch``: the storages whose products of many rows are torch's; where torch is faster when
+    not given.
+    """
+
+    def __init__(
+        self,
+        threads: int = 1,
+        target: Target | None = None,
+        by_torch: frozenset[Storage] | None = None,
+    ) -> None:
         super().__init__(threads, target)
         torch.set_num_threads(threads)
+        self._by_torch = torch_is_faster(self._target) if by_torch is None else by_torch
         # Without instructions for it torch multiplies halves eight times slower than fp32.
         self._half = bool(cpu_flags() & BF16_FLAGS)
 
@@ -48,10 +68,13 @@ class FastCpuDevice(CpuDevice):
             ("torch", torch.__version__),
             ("torch_instruction_set", torch.backends.cpu.get_cpu_capability()),
             ("torch_half_products", str(self._half)),
+            ("torch_products", " ".join(sorted(one.name for one in self._by_torch))),
         )
 
     def pack(self, weight: Floats, storage: Storage, bias: Floats | None = None) -> PackedLinear:
         packed = super().pack(weight, storage, bias)
+        if storage not in self._by_torch:
+            return packed
         rows = torch.from_numpy(np.ascontiguousarray(weight)).to(_TYPES[storage])
         return FastLinear(
             packed.outputs, packed.depth, packed.storage, packed.data, packed.bias, rows

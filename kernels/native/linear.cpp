@@ -79,14 +79,16 @@ struct Rows {
     int64_t stride;
 };
 
+inline int64_t whole_lanes(int64_t n) { return (n + LANES - 1) / LANES * LANES; }
+
 // Where they lie, or rounded into `room`, which holds a float for each.
 template <class B>
 Rows<B> read_rows(const LinearCall& l, int64_t row, int64_t rows, float* room) {
     const float* x = l.x + row * l.ldx;
     if constexpr (std::is_same_v<B, Pairs>) {
         Pairs::Row* rounded = reinterpret_cast<Pairs::Row*>(room);
-        round_rows(x, l.ldx, rows, l.depth, rounded);
-        return {rounded, even(l.depth)};
+        round_rows(x, l.ldx, rows, l.depth, whole_lanes(l.depth), rounded);
+        return {rounded, whole_lanes(l.depth)};
     } else {
         return {x, l.ldx};
     }
@@ -143,7 +145,7 @@ void linear(const LinearCall& l, Pool* pool) {
         const int64_t first = panels * cut / cuts, last = panels * (cut + 1) / cuts;
         const int64_t sums = rows > B::ROWS ? rows * panels_beside<B>(B::ROWS) * PANEL : 0;
         std::vector<float>& scratch = pool->scratch(thread);
-        const size_t room = size_t(sums + rows * even(l.depth));
+        const size_t room = size_t(sums + rows * whole_lanes(l.depth));
         if (scratch.size() < room) scratch.resize(room);
         float* c = scratch.data();
         const Rows<B> x = read_rows<B>(l, row, rows, c + sums);

@@ -12,8 +12,6 @@
 
 namespace pt {
 
-inline int64_t even(int64_t n) { return n + (n & 1); }
-
 #ifdef __AVX512BF16__
 
 struct Pairs {
@@ -30,7 +28,10 @@ struct Pairs {
         return {_mm512_dpbf16_ps(sum.all, reinterpret_cast<__m512bh>(x),
                                  reinterpret_cast<__m512bh>(w))};
     }
-    static Row row(float x) { return float_to_bfloat(x); }
+    static void round8(v8 x, Row* out) {
+        _mm_storeu_si128(reinterpret_cast<__m128i*>(out),
+                         reinterpret_cast<__m128i>(_mm256_cvtneps_pbh(x)));
+    }
 };
 
 #else
@@ -50,7 +51,11 @@ struct Pairs {
     static Wide step(const Value& x, const Column& w, Wide sum) {
         return wide_fma(x.even, w.even, wide_fma(x.odd, w.odd, sum));
     }
-    static Row row(float x) { return bits_to_float(uint32_t(float_to_bfloat(x)) << 16); }
+    static void round8(v8 x, Row* out) {
+        const v8i bits = reinterpret_cast<v8i>(x), one = (bits >> 16) & set1i(1);
+        const v8 near = reinterpret_cast<v8>((bits + set1i(0x7fff) + one) & set1i(~0xffff));
+        store8(out, select(x == x, near, x));  // a NaN stays one
+    }
 
   private:
 #ifdef __AVX512F__
@@ -81,13 +86,15 @@ struct Pairs {
 
 #endif
 
-// Rows of x rounded, side by side, each padded to whole pairs.
-inline void round_rows(const float* x, int64_t ldx, int64_t rows, int64_t depth, Pairs::Row* out) {
-    const int64_t width = even(depth);
-    for (int64_t m = 0; m < rows; m++) {
-        for (int64_t i = 0; i < depth; i++) out[m * width + i] = Pairs::row(x[m * ldx + i]);
-        if (depth < width) out[m * width + depth] = 0;
-    }
+// Rows of x rounded, side by side, each padded with zeros to `stride`.
+inline void round_rows(const float* x, int64_t ldx, int64_t rows, int64_t depth, int64_t stride,
+                       Pairs::Row* out) {
+    for (int64_t m = 0; m < rows; m++)
+        for (int64_t i = 0; i < stride; i += LANES) {
+            const float* from = x + m * ldx + i;
+            Pairs::round8(i + LANES <= depth ? load8(from) : load_first(from, depth - i),
+                          out + m * stride + i);
+        }
 }
 
 }  // namespace pt

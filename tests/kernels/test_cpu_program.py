@@ -138,7 +138,7 @@ def test_a_recording_inside_a_recording_is_refused() -> None:
 
 
 def test_a_product_by_torch_cannot_be_recorded() -> None:
-    device = FastCpuDevice(1)
+    device = FastCpuDevice(1, by_torch=frozenset((Storage.F32,)))
     weight = device.pack(np.ones((8, 8), np.float32), Storage.F32)
     x, out = np.ones((64, 8), np.float32), np.empty((64, 8), np.float32)
     with pytest.raises(KernelInputError, match="cannot be recorded"):

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from pagetrail.kernels import native_build
 from pagetrail.kernels.abi import KernelInputError, Storage
 from pagetrail.kernels.cpu import CpuDevice
+from pagetrail.kernels.cpu_fast import FastCpuDevice, torch_is_faster
 from pagetrail.kernels.device import Activation, StepDevice
 from pagetrail.kernels.oracle import rms_norm
 
@@ -119,6 +120,32 @@ def test_linear_reads_rows_that_lie_apart(device: StepDevice) -> None:
     device.linear(wide[:, 70:134], packed, apart)
     device.linear(np.ascontiguousarray(wide[:, 70:134]), packed, together)
     np.testing.assert_array_equal(bits(apart), bits(together))
+
+
+@pytest.mark.parametrize("storage", list(Storage))
+def test_fast_products_are_torchs_where_asked_and_the_cores_elsewhere(storage: Storage) -> None:
+    exact, fast = CpuDevice(1), FastCpuDevice(1, by_torch=frozenset((storage,)))
+    weight, x = rows(0, 48, 40), rows(1, 100, 40)
+    want = rounded(x, storage if storage is Storage.BF16 else Storage.F32) @ (
+        rounded(weight, storage).T
+    )
+    scale = np.abs(x).astype(np.float64) @ np.abs(weight).T.astype(np.float64) + 1.0
+    packed = fast.pack(weight, storage)
+    out = np.empty((100, 48), np.float32)
+    fast.linear(x, packed, out)
+    # Torch may round rows or sums to the weights' type.
+    tolerance = {Storage.F32: 4e-6, Storage.F16: 4e-6, Storage.BF16: 1e-2}[storage]
+    assert (np.abs(out - want) / scale).max() < tolerance
+    few, same = np.empty((5, 48), np.float32), np.empty((5, 48), np.float32)
+    fast.linear(x[:5], packed, few)
+    exact.linear(x[:5], exact.pack(weight, storage), same)
+    np.testing.assert_array_equal(bits(few), bits(same))
+
+
+def test_fast_identity_says_what_torch_multiplies() -> None:
+    none, some = (FastCpuDevice(1, by_torch=one) for one in (frozenset(), frozenset(Storage)))
+    assert none.identity != some.identity
+    assert torch_is_faster(native_build.PORTABLE) == frozenset(Storage)
 
 
 @pytest.mark.parametrize("storage", list(Storage))
