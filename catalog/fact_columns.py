@@ -11,35 +11,55 @@ import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from .datalog.model import Column, Type
 from .envelope import Fact
 from .errors import BadInputError, CorruptionError
 from .facts import KINDS, decode_body
-from .replica_schema import CAUSE, ENVELOPE, KIND_TABLES, Field, Storage
+from .replica_schema import CAUSE, KIND_TABLES, STORED_ENVELOPE, Field, Storage
 
 ARROW = {Type.INT: pa.int64(), Type.TEXT: pa.string(), Type.BYTES: pa.binary()}
 
-STATED = tuple(c for c in ENVELOPE if c.name not in ("idx", "kind"))
+STATED = tuple(c for c in STORED_ENVELOPE if c.name != "kind")
 """The envelope's columns that cannot be derived from the others and from the kind."""
 
 _ENCODE = msgspec.msgpack.Encoder().encode
 
 
 @dataclass(frozen=True, slots=True)
+class Stored:
+    """Parquet files from which DuckDB takes facts of one kind itself, column by column.
+
+    The files have been checked, and are not changed or removed before the rows are taken. All have
+    the same columns: ``STATED``, and ``fields`` are those for the kind's fields, in their order;
+    these are given beside the files when ``fields`` is None.
+    """
+
+    paths: tuple[Path, ...]
+    fields: tuple[str, ...] | None
+
+
+@dataclass(frozen=True, slots=True)
 class KindColumns:
     """Facts of one kind in order of ``seq``. ``envelope`` has the columns ``STATED``, ``fields``
-    those of the kind's tables."""
+    those of the kind's tables. What ``stored`` holds is left out there: ``envelope`` then only has
+    ``seq`` and ``op``, and ``fields`` no column if the files have them."""
 
     kind_id: int
     envelope: pa.Table
     fields: pa.Table
+    stored: Stored | None = None
+
+    @property
+    def form(self) -> tuple[bool, tuple[str, ...] | None]:
+        """What is here and what lies in files."""
+        return self.stored is None, None if self.stored is None else self.stored.fields
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +98,36 @@ def columns_of(facts: Sequence[Fact], expected_seq: int) -> Columns:
         expected_seq + len(facts),
         kinds,
         table(CAUSE, list(zip(*causes, strict=True)) or [()] * len(CAUSE)),
+    )
+
+
+def alike(one: Columns, other: Columns) -> bool:
+    """Whether both have the same columns in files, for each kind that both have."""
+    forms = {kind.kind_id: kind.form for kind in one.kinds}
+    return all(forms.get(kind.kind_id, kind.form) == kind.form for kind in other.kinds)
+
+
+def joined(parts: Sequence[Columns]) -> Columns:
+    """Columns that are alike and follow each other as one."""
+    by_kind: dict[int, list[KindColumns]] = {}
+    for part in parts:
+        for kind in part.kinds:
+            by_kind.setdefault(kind.kind_id, []).append(kind)
+    return Columns(
+        parts[0].first_seq,
+        parts[-1].next_seq,
+        tuple(_joined(kinds) for kinds in by_kind.values()),
+        pa.concat_tables([part.causes for part in parts]),
+    )
+
+
+def _joined(kinds: Sequence[KindColumns]) -> KindColumns:
+    files = [kind.stored for kind in kinds if kind.stored is not None]
+    return KindColumns(
+        kinds[0].kind_id,
+        pa.concat_tables([kind.envelope for kind in kinds]),
+        pa.concat_tables([kind.fields for kind in kinds]),
+        Stored(tuple(p for f in files for p in f.paths), files[0].fields) if files else None,
     )
 
 
@@ -121,19 +171,15 @@ def table(columns: Sequence[Column], values: Sequence[Any]) -> pa.Table:
 
 
 def envelopes(columns: Columns) -> pa.Table:
-    """The envelopes of all facts with the columns ``ENVELOPE``, kind by kind."""
-    parts = []
+    """The envelopes of the facts that have theirs here: the columns ``STORED_ENVELOPE``."""
+    names = [c.name for c in STORED_ENVELOPE]
+    parts = [table(STORED_ENVELOPE, [()] * len(names))]
     for kind in columns.kinds:
-        rows = kind.envelope
-        derived = {
-            "idx": pc.subtract(rows.column("seq"), rows.column("tx")),
-            "kind": pa.repeat(KINDS[kind.kind_id].name, rows.num_rows),
-        }
+        if kind.stored is not None:
+            continue
+        name = pa.repeat(KINDS[kind.kind_id].name, kind.envelope.num_rows)
         parts.append(
-            pa.table(
-                [derived[c.name] if c.name in derived else rows.column(c.name) for c in ENVELOPE],
-                [c.name for c in ENVELOPE],
-            )
+            pa.table([name if n == "kind" else kind.envelope.column(n) for n in names], names)
         )
     return pa.concat_tables(parts)
 

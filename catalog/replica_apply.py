@@ -1,56 +1,95 @@
 """Rows of consecutive facts into the tables of a replica, inside the caller's transaction.
 
-DuckDB finds the entities that a batch speaks of, by joins over narrow columns; which of several
-facts about one entity holds until when is found here; then every table takes its rows as they are.
+Which of several facts about one entity holds until when is found here, by the ids that
+``replica_naming`` gives; then every table takes its rows as they are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 
 import duckdb
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from .datalog.model import OPEN_SEQ
-from .datalog.sql import identifier
-from .errors import InvariantError
+from .datalog.sql import identifier, literal
+from .errors import CorruptionError
+from .fact_columns import Stored
+from .kinds.decision import Decision
 from .replica_batch import Batch
-from .replica_schema import KIND_TABLES, CatalogTables, KindTables, entity_columns
-
-_Integers = npt.NDArray[np.int64]
+from .replica_naming import Ids, Incoming, Integers, name_entities
+from .replica_schema import STORED_ENVELOPE, KindTables, event_columns
 
 
 def insert(connection: duckdb.DuckDBPyConnection, batch: Batch) -> set[str]:
-    """Insert a batch's rows, end the rows they replace; returns names of changed tables."""
-    touched = {"facts"}
-    _append(connection, "facts", batch.facts)
+    """Insert a batch's rows, end the rows they replace; returns names of changed tables.
+
+    CorruptionError when a file that rows lie in cannot be read or misses a value.
+    """
+    touched: set[str] = set()
+    if batch.facts.num_rows:
+        touched.add("facts")
+        _append(connection, "facts", batch.facts)
     if batch.causes.num_rows:
         touched.add("causes")
         _append(connection, "causes", batch.causes)
-    catalog: list[tuple[KindTables, CatalogTables, pa.Table]] = []
+    catalog: list[Incoming] = []
     for tables, rows in batch.kinds:
         touched.add(tables.events)
         if tables.catalog is not None:
-            catalog.append((tables, tables.catalog, rows))
+            catalog.append(Incoming(tables, tables.catalog, rows))
         else:
             _append(connection, tables.events, rows)
-    with ExitStack() as views:
-        for tables, _, rows in catalog:
-            views.enter_context(_view(connection, _incoming(tables), rows))
-        for entities, statement in _naming(catalog):
-            touched.add(entities)
-            connection.execute(statement)
-        for tables, more, rows in catalog:
-            _insert_catalog(connection, tables, more, rows, batch.first_seq)
+    touched |= _insert_stored(connection, batch.stored)
+    named, entered = name_entities(connection, catalog)
+    for incoming, ids in zip(catalog, named, strict=True):
+        _insert_catalog(connection, incoming, ids, batch.first_seq)
+    return touched | entered
+
+
+def _insert_stored(
+    connection: duckdb.DuckDBPyConnection, kinds: Sequence[tuple[KindTables, Stored]]
+) -> set[str]:
+    """Insert what files hold of envelopes and fields; returns names of changed tables."""
+    touched: set[str] = set()
+    for tables, stored in kinds:
+        name = literal(tables.kind.name)
+        envelope = {c.name: identifier(c.name) for c in STORED_ENVELOPE}
+        _take(connection, "facts", envelope | {"kind": name}, stored.paths)
+        touched.add("facts")
+        if stored.fields is not None:
+            row = {c.name: identifier(c.name) for c in event_columns(tables)}
+            if tables.kind.struct is Decision:
+                row["kind"] = name
+            for column, field in zip(tables.columns, stored.fields, strict=True):
+                row[column.name] = identifier(field)
+            _take(connection, tables.events, row, stored.paths)
+            touched.add(tables.events)
     return touched
 
 
+def _take(
+    connection: duckdb.DuckDBPyConnection, table: str, row: Mapping[str, str], paths: Sequence[Path]
+) -> None:
+    """Insert rows of files: for each column of the table an expression over the files' columns."""
+    columns = ", ".join(map(identifier, row))
+    try:
+        connection.execute(
+            f"INSERT INTO {table} ({columns}) SELECT {', '.join(row.values())} "
+            "FROM read_parquet(?, hive_partitioning = false)",
+            [[str(path) for path in paths]],
+        )
+    except (duckdb.IOException, duckdb.InvalidInputException, duckdb.ConstraintException) as error:
+        raise CorruptionError(f"{paths[0]}, or one that follows it: {error}") from error
+
+
 def _append(connection: duckdb.DuckDBPyConnection, name: str, rows: pa.Table) -> None:
+    columns = ", ".join(map(identifier, rows.column_names))
     with _view(connection, "incoming", rows):
-        connection.execute(f"INSERT INTO {name} SELECT * FROM incoming")
+        connection.execute(f"INSERT INTO {name} ({columns}) SELECT * FROM incoming")
 
 
 @contextmanager
@@ -62,50 +101,11 @@ def _view(connection: duckdb.DuckDBPyConnection, name: str, rows: pa.Table) -> I
         connection.unregister(name)
 
 
-def _incoming(tables: KindTables) -> str:
-    return f"incoming_{tables.kind.name}"
-
-
-def _naming(catalog: list[tuple[KindTables, CatalogTables, pa.Table]]) -> list[tuple[str, str]]:
-    """(table, statement) for each kind of entity that the batch names: its first mentions."""
-    mentions: dict[str, list[str]] = {}
-    for tables, more, _ in catalog:
-        key = _key(tables)
-        mentions.setdefault(tables.kind.name, []).append(
-            f"SELECT {key}, seq FROM {_incoming(tables)}"
-        )
-        for name in more.references:
-            mentions.setdefault(name, []).append(f"SELECT {name}_id, seq FROM {_incoming(tables)}")
-    statements = []
-    for tables in KIND_TABLES.values():
-        if tables.catalog is None or tables.kind.name not in mentions:
-            continue
-        key, entities = _key(tables), tables.catalog.entities
-        said = " UNION ALL ".join(mentions[tables.kind.name])
-        statement = (
-            f"INSERT INTO {entities} SELECT {key}, min(seq) AS e FROM ({said}) "
-            f"ANTI JOIN {entities} USING ({key}) GROUP BY {key} ORDER BY e"
-        )
-        statements.append((entities, statement))
-    return statements
-
-
 def _insert_catalog(
-    connection: duckdb.DuckDBPyConnection,
-    tables: KindTables,
-    more: CatalogTables,
-    rows: pa.Table,
-    first_seq: int,
+    connection: duckdb.DuckDBPyConnection, incoming: Incoming, ids: Ids, first_seq: int
 ) -> None:
     """Keep what was said under its entity, until when it was the last; end what held before."""
-    ids = _entities(connection, tables, more)
-    entity = ids["e"]
-    if len(entity) != rows.num_rows:
-        raise InvariantError(
-            f"{rows.num_rows} {tables.kind.name} facts name {len(entity)} entities; the replica "
-            "is damaged, remove its file and let it be rebuilt"
-        )
-    seq = rows.column("seq").to_numpy()
+    tables, rows, entity, seq = incoming.tables, incoming.rows, ids.entity, incoming.seq
     order = np.argsort(entity, kind="stable")
     to_seq = _until_next(entity, seq, order)
     known = _first_of_known(entity, seq, order, first_seq)
@@ -116,26 +116,12 @@ def _insert_catalog(
                 f"WHERE {tables.events}.e = ended.e AND to_seq = {OPEN_SEQ}"
             )
     said = {name: rows.column(name) for name in rows.column_names}
-    columns = {"e": entity, **said, **{c.name: ids[c.name] for c in more.columns}}
-    _append(connection, tables.events, pa.table({**columns, "to_seq": to_seq}))
+    cells = {"e": entity, **said, **ids.references}
+    ordered = {column.name: cells[column.name] for column in event_columns(tables)}
+    _append(connection, tables.events, pa.table({**ordered, "to_seq": to_seq}))
 
 
-def _entities(
-    connection: duckdb.DuckDBPyConnection, tables: KindTables, more: CatalogTables
-) -> dict[str, _Integers]:
-    """The entity of each incoming row and those it refers to, in the order of the rows."""
-    joins, ids = "", "e"
-    for name in more.references:
-        joins += f" JOIN (SELECT {name}_id, e AS {name}_e FROM entities_{name}) USING ({name}_id)"
-        ids += f", {name}_e"
-    found: dict[str, _Integers] = connection.execute(
-        f"SELECT {ids} FROM {_incoming(tables)} JOIN {more.entities} USING ({_key(tables)}){joins} "
-        "ORDER BY seq"
-    ).fetchnumpy()
-    return found
-
-
-def _until_next(entity: _Integers, seq: _Integers, order: _Integers) -> _Integers:
+def _until_next(entity: Integers, seq: Integers, order: Integers) -> Integers:
     """For each row the ``seq`` of the next row about its entity, or that it holds still."""
     to_seq = np.full(len(seq), OPEN_SEQ, np.int64)
     before, after = order[:-1], order[1:]
@@ -144,16 +130,10 @@ def _until_next(entity: _Integers, seq: _Integers, order: _Integers) -> _Integer
     return to_seq
 
 
-def _first_of_known(
-    entity: _Integers, seq: _Integers, order: _Integers, first_seq: int
-) -> pa.Table:
+def _first_of_known(entity: Integers, seq: Integers, order: Integers, first_seq: int) -> pa.Table:
     """(e, seq) of the first row about each entity that earlier facts had named."""
     sorted_entity = entity[order]
     first = np.ones(len(order), np.bool_)
     first[1:] = sorted_entity[1:] != sorted_entity[:-1]
     places = order[first & (sorted_entity < first_seq)]
     return pa.table({"e": entity[places], "seq": seq[places]})
-
-
-def _key(tables: KindTables) -> str:
-    return ", ".join(identifier(c.name) for c in entity_columns(tables)[:-1])

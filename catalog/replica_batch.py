@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from .fact_columns import Columns, KindColumns, envelopes
+from .fact_columns import Columns, KindColumns, Stored, envelopes
 from .facts import Role
 from .kinds.decision import Decision
 from .replica_schema import KIND_TABLES, KindTables
@@ -15,13 +15,16 @@ from .replica_schema import KIND_TABLES, KindTables
 @dataclass(frozen=True, slots=True)
 class Batch:
     """Rows of consecutive facts. ``kinds`` pairs a kind's tables with its rows: for a catalog
-    kind (seq, op, fields...), for a decision (seq, kind, fields...), else (seq, fields...)."""
+    kind (seq, op, fields...), for a decision (seq, kind, fields...), else (seq, fields...).
+    ``stored`` are the files with the envelopes, or the fields too, of the facts that lack them
+    here."""
 
     first_seq: int
     next_seq: int
     facts: pa.Table
     causes: pa.Table
     kinds: tuple[tuple[KindTables, pa.Table], ...]
+    stored: tuple[tuple[KindTables, Stored], ...]
 
 
 def batch_of(columns: Columns) -> Batch:
@@ -31,7 +34,8 @@ def batch_of(columns: Columns) -> Batch:
         columns.next_seq,
         envelopes(columns),
         columns.causes,
-        tuple(_rows(kind) for kind in columns.kinds),
+        tuple(_rows(k) for k in columns.kinds if k.stored is None or k.stored.fields is None),
+        tuple((KIND_TABLES[k.kind_id], k.stored) for k in columns.kinds if k.stored is not None),
     )
 
 

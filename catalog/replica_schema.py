@@ -34,7 +34,7 @@ from .envelope import Op
 from .facts import KINDS, Kind, KindId, Role
 from .kinds.decision import Decision
 
-FORMAT = 2
+FORMAT = 3
 """Raised when the meaning of a table changes; a replica of another format is rebuilt."""
 
 REFERABLE = ("node", "part")
@@ -55,12 +55,27 @@ ENVELOPE = (
     Column("kind", Type.TEXT),
     Column("schema_v", Type.INT),
 )
+DERIVED: Mapping[str, str] = {"idx": "seq - tx"}
+"""Columns of the envelope that no row holds: DuckDB computes them from those that it does."""
+
+STORED_ENVELOPE = tuple(c for c in ENVELOPE if c.name not in DERIVED)
 CAUSE = (
     Column("tx", Type.INT),
     Column("client", Type.TEXT),
     Column("client_epoch", Type.INT),
     Column("client_seq", Type.INT),
 )
+
+
+_HARDLY_REPEATED = ("node_id", "part_id", "prefix", "parent_prefix", "content_id")
+_HARDLY_CHANGING = ("op", "schema_v", "writer_epoch")
+_COMPRESSION: Mapping[str, str] = {
+    # Digests do not compress; to find that out takes four times as long as to write them.
+    **dict.fromkeys(_HARDLY_REPEATED, "uncompressed"),
+    **dict.fromkeys(_HARDLY_CHANGING, "rle"),
+}
+"""How columns of a name are compressed. For others DuckDB tries every method and takes the best,
+which is most of the time that it takes to fill a replica."""
 
 
 class Storage(Enum):
@@ -90,7 +105,12 @@ class CatalogTables:
     @property
     def columns(self) -> tuple[Column, ...]:
         """The integer ids of what is referred to."""
-        return tuple(Column(f"{name}_e", Type.INT) for name in self.references)
+        return tuple(self.ids.values())
+
+    @property
+    def ids(self) -> dict[str, Column]:
+        """For each field that refers to an entity by its digest, the column with its id."""
+        return {f"{name}_id": Column(f"{name}_e", Type.INT) for name in self.references}
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,15 +183,17 @@ def state_columns(tables: KindTables) -> tuple[Column, ...]:
 
 
 def entity_columns(tables: KindTables) -> tuple[Column, ...]:
-    """What names an entity of a catalog kind, and its id."""
-    key = tuple(c for c in tables.columns if c.name in tables.kind.entity)
+    """What names an entity of a catalog kind, and its id. An entity that is named by another (a
+    copy by its part) is named by that one's id."""
+    ids = {} if tables.catalog is None else tables.catalog.ids
+    key = tuple(ids.get(c.name, c) for c in tables.columns if c.name in tables.kind.entity)
     return (*key, Column("e", Type.INT))
 
 
 def _stored_tables() -> tuple[StoredTable, ...]:
     """All tables that hold rows, each once."""
     tables = {
-        "facts": StoredTable("facts", ENVELOPE, "seq", False),
+        "facts": StoredTable("facts", STORED_ENVELOPE, "seq", False),
         "causes": StoredTable("causes", CAUSE, "tx", False),
     }
     for kind in KIND_TABLES.values():
@@ -190,8 +212,10 @@ def ddl() -> tuple[str, ...]:
     """Statements that create an empty replica's tables and views."""
     statements = []
     for table in STORED_TABLES:
-        columns = [f"{identifier(c.name)} {c.type.value} NOT NULL" for c in table.columns]
+        columns = [_definition(column) for column in table.columns]
         columns += ["to_seq BIGINT NOT NULL"] if table.closes else []
+        if table.name == "facts":
+            columns += [f"{name} BIGINT AS ({value})" for name, value in DERIVED.items()]
         statements.append(f"CREATE TABLE {table.name} ({', '.join(columns)})")
     for name, columns_of, source in _views():
         statements.append(f"CREATE VIEW {identifier(name)} AS SELECT {columns_of} FROM {source}")
@@ -204,6 +228,12 @@ def ddl() -> tuple[str, ...]:
         "form VARCHAR NOT NULL, engine VARCHAR NOT NULL)"
     )
     return tuple(statements)
+
+
+def _definition(column: Column) -> str:
+    method = _COMPRESSION.get(column.name)
+    using = "" if method is None else f" USING COMPRESSION {method}"
+    return f"{identifier(column.name)} {column.type.value} NOT NULL{using}"
 
 
 @lru_cache(maxsize=1)

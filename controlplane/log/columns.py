@@ -26,6 +26,8 @@ from pagetrail.controlplane.log.manifests import BodyColumn, Form
 
 _INT64_MIN, _INT64_MAX = -(2**63), 2**63 - 1
 _COMPRESSION_LEVEL = 9
+_STATISTICS = ("seq", "cause_back", "causes", "body")
+"""By these a reader finds a fact, and need not read columns that hold nothing."""
 _ENCODER = msgspec.msgpack.Encoder()
 _CAUSES_DECODER = msgspec.msgpack.Decoder(tuple[Cause, ...])
 _REGISTERS_DECODER = msgspec.msgpack.Decoder(tuple[CompareAndSet, ...])
@@ -146,7 +148,7 @@ def write_parquet(table: pa.Table, path: Path) -> None:
         compression_level=_COMPRESSION_LEVEL,
         use_dictionary=dictionary,
         column_encoding=encodings,
-        write_statistics=["seq"] if "seq" in table.schema.names else False,
+        write_statistics=[n for n in _STATISTICS if n in table.schema.names] or False,
         store_schema=False,
     )
 

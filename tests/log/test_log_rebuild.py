@@ -11,15 +11,22 @@ import msgspec
 import pytest
 from log_helpers import UnsyncedFiles
 
+from pagetrail import log_replica
 from pagetrail.catalog.envelope import Cause, CompareAndSet, Op, Transaction, WireFact
-from pagetrail.catalog.errors import BadInputError, CorruptionError, UnknownKindError
+from pagetrail.catalog.errors import (
+    BadInputError,
+    CorruptionError,
+    InvariantError,
+    UnknownKindError,
+)
 from pagetrail.catalog.facts import KindId, decision_fact, fact
 from pagetrail.catalog.identity import ROOT, node_id, part_id
-from pagetrail.catalog.kinds.content import Copy, CopyState, Node, Part, Tenant
+from pagetrail.catalog.kinds.content import Copy, CopyState, Node, Part, Reuse, Tenant
 from pagetrail.catalog.kinds.decision import Decision, Outcome
 from pagetrail.catalog.kinds.worker import StreamFinished
 from pagetrail.catalog.replica import Replica, open_replica
 from pagetrail.catalog.replica_schema import STORED_TABLES
+from pagetrail.controlplane.log import columns as columns_of_log
 from pagetrail.controlplane.log.clock import LogicalClock
 from pagetrail.controlplane.log.committer import open_committer
 from pagetrail.controlplane.log.limits import LogLimits
@@ -31,6 +38,9 @@ from pagetrail.controlplane.log.transactions import encode_transactions
 from pagetrail.log_replica import LogChain, caught_up_replica
 
 SMALL_SEGMENTS = LogLimits(segment_bytes=2_000)
+
+
+LONG_OUTCOME = msgspec.Raw(msgspec.msgpack.encode([KindId.EVICT, 5, [1, 2], "later"]))
 
 
 def word(number: int) -> bytes:
@@ -63,10 +73,13 @@ def some_facts(rnd: random.Random) -> list[WireFact]:
             decision_fact(rnd.choice([KindId.EVICT, KindId.ROUTE]), decision),
             fact(Outcome(KindId.EVICT, 5, (1, -(2**62), rnd.randrange(9)))),
             fact(StreamFinished(rnd.randrange(9), 1)),
+            fact(Reuse(node, f"w{rnd.randrange(2)}", rnd.randrange(9), 256), op=op),
             # An array longer than the struct knows: read as far as known, and sealed whole.
             WireFact(
                 1, KindId.TENANT, 1, msgspec.Raw(b"\x95\xa1x\xc4\x20" + ROOT + b"\x01\x02\x03")
             ),
+            # The same of a kind whose fields DuckDB takes itself, from segments without such a one.
+            *([WireFact(1, KindId.OUTCOME, 1, LONG_OUTCOME)] if rnd.random() < 0.1 else []),
         ],
         k=rnd.randint(1, 4),
     )
@@ -115,6 +128,85 @@ def test_a_replica_from_sealed_segments_equals_one_filled_fact_by_fact(
     assert seal_log(tmp_path, files=UnsyncedFiles()).segments > 1
     with caught_up_replica(tmp_path, None) as quick:
         assert contents(quick) == expected
+
+
+def sealed_contents(directory: Path) -> dict[str, list[Any]]:
+    assert seal_log(directory, files=UnsyncedFiles()).segments > 1
+    with caught_up_replica(directory, None) as replica:
+        return contents(replica)
+
+
+@pytest.mark.parametrize("facts", [1, 40])
+def test_how_many_segments_one_commit_takes_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, facts: int
+) -> None:
+    monkeypatch.setattr(log_replica, "APPLY_SEALED_FACTS", facts)
+    write_log(tmp_path, 3, 40)
+    with fact_by_fact(tmp_path) as slow:
+        expected = contents(slow)
+    assert sealed_contents(tmp_path) == expected
+
+
+def test_segments_that_were_sealed_without_statistics_are_read_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(columns_of_log, "_STATISTICS", ())
+    write_log(tmp_path, 4, 30)
+    with fact_by_fact(tmp_path) as slow:
+        expected = contents(slow)
+    assert sealed_contents(tmp_path) == expected
+
+
+def test_a_directory_whose_name_looks_like_a_pattern_is_no_pattern(tmp_path: Path) -> None:
+    directory = tmp_path / "run[1]*kind=7"
+    directory.mkdir()
+    (tmp_path / "run1").mkdir()  # what the pattern would find
+    write_log(directory, 4, 30)
+    with fact_by_fact(directory) as slow:
+        expected = contents(slow)
+    assert sealed_contents(directory) == expected
+
+
+def test_a_directory_named_like_a_partition_adds_no_column(tmp_path: Path) -> None:
+    directory = tmp_path / "kind=7"
+    directory.mkdir()
+    write_log(directory, 4, 30)
+    with fact_by_fact(directory) as slow:
+        expected = contents(slow)
+    assert sealed_contents(directory) == expected
+
+
+def test_a_file_that_goes_before_its_rows_are_taken_leaves_the_replica_as_it_was(
+    tmp_path: Path,
+) -> None:
+    write_log(tmp_path, 9, 40)
+    seal_log(tmp_path, files=UnsyncedFiles())
+    segment = next(p for p in sorted((tmp_path / "log").glob("sealed-*")) if p.is_dir())
+    manifest = read_manifest(segment)
+    columns = sealed_columns(segment, manifest)
+    path = next(segment.glob("facts-*"))
+    aside = path.rename(tmp_path / "aside")
+    with open_replica(None, LogChain(tmp_path)) as replica:
+        with pytest.raises(CorruptionError, match=path.name):
+            replica.apply_columns(columns, manifest.end.chain)
+        assert (replica.position, contents(replica)["facts"]) == (0, [])
+        aside.rename(path)
+        replica.apply_columns(columns, manifest.end.chain)
+        assert replica.position == manifest.next_seq
+
+
+def test_an_entity_that_is_there_twice_stops_the_apply(tmp_path: Path) -> None:
+    write_log(tmp_path, 2, 30)
+    frames = list(read_log(tmp_path))
+    with open_replica(None, LogChain(tmp_path)) as replica:
+        for frame in frames[:15]:
+            replica.apply(frame.facts(), frame.chain)
+        replica.connection.execute(
+            "INSERT INTO entities_node SELECT node_id, e + 1 FROM entities_node"
+        )
+        rest = [fact for frame in frames[15:] for fact in frame.facts()]
+        with pytest.raises(InvariantError, match="entities_node holds an entity twice"):
+            replica.apply(rest, frames[-1].chain)
 
 
 def test_a_replica_that_stands_inside_a_sealed_segment_goes_on_from_there(tmp_path: Path) -> None:
