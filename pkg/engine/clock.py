@@ -17,11 +17,19 @@ class Clock(Protocol):
 
 
 class MachineClock:
-    """The machine's clocks."""
+    """The machine's monotonic clock, told as time since the epoch by where both stood at the start.
+
+    A wall clock that is set back would make a stream's wait negative, and one that is set forward
+    would let its deadline pass at once; both are recorded.
+    """
+
+    def __init__(self) -> None:
+        self._epoch_ns = time.time_ns() - time.monotonic_ns()
 
     def now_us(self) -> int:
-        """Microseconds since the epoch."""
-        return time.time_ns() // 1000
+        """Microseconds since the epoch, as the wall clock stood when this began; never less than
+        before."""
+        return (self._epoch_ns + time.monotonic_ns()) // 1000
 
     def now_ns(self) -> int:
         """The monotonic clock."""
