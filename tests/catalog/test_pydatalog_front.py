@@ -19,6 +19,8 @@ from pagetrail.catalog.pydatalog_front import (
 )
 from pagetrail.catalog.replica import open_replica
 
+PATIENT_S = 250.0  # wall-clock time, which a pause of the process uses up
+
 
 def session_over(database: dict[str, set[tuple]]) -> PyDatalogSession:
     relations = {}
@@ -46,8 +48,8 @@ def compare(seeds: range) -> int:
                 continue
         for name, clauses, goal in sources[-1:]:
             with session_over(program.database) as session:
-                session.load(clauses)
-                assert session.ask(goal) == expected[name], f"seed {seed}\n{clauses}"
+                session.load(clauses, PATIENT_S)
+                assert session.ask(goal, PATIENT_S) == expected[name], f"seed {seed}\n{clauses}"
                 compared += 1
     return compared
 
@@ -58,7 +60,7 @@ def test_generated_programs_equal_clingo_where_they_are_translated() -> None:
 
 @pytest.mark.slow
 @pytest.mark.soak
-@pytest.mark.timeout(3_000)
+@pytest.mark.timeout(0)
 def test_many_generated_programs_equal_clingo_where_they_are_translated() -> None:
     assert compare(range(12, 700)) > 300
 
