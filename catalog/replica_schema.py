@@ -28,8 +28,8 @@ from functools import lru_cache
 
 import msgspec
 
-from .datalog.model import OPEN_SEQ, Column, Relation, Schema, Type
-from .datalog.sql import identifier, literal
+from .datalog.model import Column, Relation, Schema, Type
+from .datalog.sql import identifier
 from .envelope import Op
 from .facts import KINDS, Kind, KindId, Role
 from .kinds.decision import Decision
@@ -209,7 +209,7 @@ STORED_TABLES = _stored_tables()
 
 
 def ddl() -> tuple[str, ...]:
-    """Statements that create an empty replica's tables and views."""
+    """Statements that create an empty replica's tables."""
     statements = []
     for table in STORED_TABLES:
         columns = [_definition(column) for column in table.columns]
@@ -217,8 +217,6 @@ def ddl() -> tuple[str, ...]:
         if table.name == "facts":
             columns += [f"{name} BIGINT AS ({value})" for name, value in DERIVED.items()]
         statements.append(f"CREATE TABLE {table.name} ({', '.join(columns)})")
-    for name, columns_of, source in _views():
-        statements.append(f"CREATE VIEW {identifier(name)} AS SELECT {columns_of} FROM {source}")
     statements.append(
         "CREATE TABLE ledger (table_name VARCHAR NOT NULL, row_count BIGINT NOT NULL, "
         "row_hash UBIGINT NOT NULL, closed_count BIGINT NOT NULL, closed_hash UBIGINT NOT NULL)"
@@ -242,41 +240,15 @@ def form_digest() -> str:
     return hashlib.sha256("\n".join((str(FORMAT), *ddl())).encode()).hexdigest()
 
 
-def _views() -> list[tuple[str, str, str]]:
-    """(view, select list, source): predicates are views with uniform validity columns."""
-    always = f"{literal(OPEN_SEQ)} AS to_seq"
-    views = [
-        ("fact", f"*, seq AS from_seq, {always}", "facts"),
-        ("cause", f"*, tx AS from_seq, {always}", "causes"),
-        ("decision", f"*, seq AS from_seq, {always}", "events_decision"),
-    ]
-    for tables in KIND_TABLES.values():
-        name = tables.kind.name
-        if tables.catalog is not None:
-            held = "* EXCLUDE (seq, op, to_seq), seq AS from_seq, to_seq"
-            views.append((name, held, f"{tables.events} WHERE op = {int(Op.ASSERT)}"))
-            said = f"* EXCLUDE (to_seq), seq AS from_seq, {always}"
-            views.append((f"{name}_event", said, tables.events))
-        elif tables.kind.struct is Decision:
-            rows = f"events_decision WHERE kind = {literal(name)}"
-            views.append((name, f"* EXCLUDE (kind), seq AS from_seq, {always}", rows))
-        else:
-            views.append((name, f"*, seq AS from_seq, {always}", tables.events))
-    return views
-
-
 def _relations() -> list[Relation]:
+    """Each predicate, straight over the table that has its rows: a view between them is bound
+    again in every statement, which in a small one is felt."""
     seq = Column("seq", Type.INT)
+    decision = KIND_TABLES[KindId.ROUTE]
     relations = [
-        Relation("fact", ENVELOPE, "fact", (("seq",),), temporal=True),
-        Relation("cause", CAUSE, "cause", (), temporal=True),
-        Relation(
-            "decision",
-            event_columns(KIND_TABLES[KindId.ROUTE]),
-            "decision",
-            (("seq",),),
-            temporal=True,
-        ),
+        _told("fact", ENVELOPE, "facts"),
+        Relation("cause", CAUSE, "causes", temporal=True, since="tx", until=None),
+        _told("decision", event_columns(decision), decision.events),
     ]
     for tables in KIND_TABLES.values():
         name, columns = tables.kind.name, tables.columns
@@ -287,12 +259,29 @@ def _relations() -> list[Relation]:
                 tables.kind.entity,
                 tuple(ids.get(field, field) for field in tables.kind.entity),
             )
-            relations.append(Relation(name, state_columns(tables), name, keys, temporal=True))
-            event, said = f"{name}_event", event_columns(tables)
-            relations.append(Relation(event, said, event, (("seq",),), temporal=True))
+            held = Relation(
+                name,
+                state_columns(tables),
+                tables.events,
+                keys,
+                temporal=True,
+                where=(("op", int(Op.ASSERT)),),
+                since="seq",
+            )
+            relations += [held, _told(f"{name}_event", event_columns(tables), tables.events)]
         else:
-            relations.append(Relation(name, (seq, *columns), name, (("seq",),), temporal=True))
+            kind = (("kind", name),) if tables.kind.struct is Decision else ()
+            relations.append(_told(name, (seq, *columns), tables.events, kind))
     return relations
+
+
+def _told(
+    name: str, columns: tuple[Column, ...], table: str, where: tuple[tuple[str, str], ...] = ()
+) -> Relation:
+    """What was said stays said: a row for each fact, which never ends."""
+    return Relation(
+        name, columns, table, (("seq",),), temporal=True, where=where, since="seq", until=None
+    )
 
 
 PROMPT = Relation(
@@ -312,8 +301,8 @@ CHUNK = Relation(
     provided=True,
 )
 """The wanted parts of a prompt's chunks, handed in with a query: i from 0 without gaps, the node's
-``e`` or -1 where none is known, the part's ``e`` or -1 where none is bound. The rule ``chunk_of``
-finds them from ``prompt``."""
+``e`` or -1 where none is known, the part's ``e`` or -1 where none is bound, and behind the last
+chunk a row with -1 and -1. The rule ``chunk_of`` finds them from ``prompt``."""
 
 SCHEMA = Schema([*_relations(), PROMPT, CHUNK])
 """The base relations of every replica."""

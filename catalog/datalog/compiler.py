@@ -29,6 +29,7 @@ from pagetrail.catalog.datalog.model import (
     Variable,
 )
 from pagetrail.catalog.datalog.parser import parse
+from pagetrail.catalog.datalog.repeats import apart, repeating
 from pagetrail.catalog.datalog.rule_sql import Parameters, RuleTranslator, Source
 from pagetrail.catalog.datalog.sql import AS_OF, ROUND, identifier, literal
 from pagetrail.catalog.datalog.strata import Component, stratify
@@ -148,17 +149,15 @@ class _Compiler:
         numbers = {name: i for i, name in enumerate(types.parameters)}
         self._translator = RuleTranslator(Parameters(numbers, types.parameters))
         self._sources: dict[str, Source] = {}
+        self._repeating: frozenset[str] = frozenset()
 
     def query(self, components: tuple[Component, ...]) -> Query:
+        self._repeating = repeating(components, self._program.answer)
         stored = 1 + max(
             (i for i, c in enumerate(components) if c.recursive and not _one_cte(c)), default=-1
         )
         tables = tuple(self._tables(c, number) for number, c in enumerate(components[:stored]))
-        ctes = [self._cte(c, number) for number, c in enumerate(components[stored:], stored)]
-        answer = self._program.answer
-        source = self._sources[answer]
-        prefix = "WITH RECURSIVE " + ",\n".join(ctes) + "\n" if ctes else ""
-        outputs = ", ".join(source.columns)
+        statement = self._statement(components, stored)
         return Query(
             program=self._program,
             components=components,
@@ -170,9 +169,32 @@ class _Compiler:
                 if name in self._schema and self._schema[name].provided
             ),
             tables=tables,
-            sql=f"{prefix}SELECT {outputs} FROM {source.table}",
+            sql=statement,
             as_of=self._as_of,
         )
+
+    def _statement(self, components: tuple[Component, ...], stored: int) -> str:
+        """The one statement that reads the ``stored`` first components from their tables and
+        computes the rest; the last is the answer."""
+        rest = list(enumerate(components))[stored:]
+        # Every layer of a statement is bound and planned in each run of it, so the answer is none,
+        # nor is one made for a goal that only names the columns of a predicate.
+        if len(rest) > 1 and not rest[-2][1].recursive and _names_only(rest[-1][1].rules):
+            rest.pop()
+        plain = bool(rest) and not rest[-1][1].recursive
+        inner = rest[:-1] if plain else rest
+        ctes = [self._cte(component, number) for number, component in inner]
+        if plain:
+            number, component = rest[-1]
+            self._define(component, number)
+            answer = self._union(component.predicates[0], list(component.rules))
+        else:
+            source = self._sources[self._program.answer]
+            answer = f"SELECT {', '.join(source.columns)} FROM {source.table}"
+        if not ctes:
+            return answer
+        word = "RECURSIVE " if any(component.recursive for _, component in inner) else ""
+        return f"WITH {word}{(',' + chr(10)).join(ctes)}\n{answer}"
 
     def _source(self, atom: Atom, _number: int) -> Source:
         relation = self._schema.get(atom.predicate)
@@ -182,13 +204,8 @@ class _Compiler:
         if known is None:
             names = [c.name for c in relation.columns]
             keys = tuple(tuple(names.index(k) for k in key) for key in relation.keys)
-            conditions: tuple[tuple[str, str], ...] = ()
-            if relation.temporal and self._as_of:
-                position = f"CAST(${AS_OF} AS BIGINT)"
-                conditions = (("from_seq", f"< {position}"), ("to_seq", f">= {position}"))
-            elif relation.temporal:
-                conditions = (("to_seq", f"= {literal(OPEN_SEQ)}"),)
             columns = tuple(identifier(name) for name in names)
+            conditions = _conditions(relation, self._as_of)
             known = Source(identifier(relation.table), columns, keys, conditions)
             self._sources[atom.predicate] = known
         return known
@@ -197,10 +214,11 @@ class _Compiler:
         """Name the component's predicates; from here on their rules may refer to them."""
         for predicate in component.predicates:
             arity = len(self._types.columns[predicate])
+            key = _key(component, predicate, arity)
             self._sources[predicate] = Source(
                 identifier(f"{number}:{predicate}"),
                 tuple(f"c{i}" for i in range(arity)),
-                (_key(component, predicate, arity),),
+                () if predicate in self._repeating else (key,),
                 growing=component.recursive,
             )
 
@@ -289,14 +307,18 @@ class _Compiler:
         )
 
     def _union(self, predicate: str, rules: list[Rule]) -> str:
-        """The set of rows that some of the rules give; plain facts share one VALUES."""
+        """The set of rows that some of the rules give (with repeats where these cannot be seen);
+        plain facts share one VALUES."""
         types = self._types.columns[predicate]
         facts: list[Rule] = []
         others: list[Rule] = []
         for rule in rules:
             plain = not rule.body and all(isinstance(t, Constant) for t in rule.head)
             (facts if plain else others).append(rule)
-        parts = [self._select(r, distinct=len(rules) == 1) for r in others]
+        every = predicate in self._repeating
+        separate = every or (not facts and apart(others))
+        alone = not every and (separate or len(rules) == 1)
+        parts = [self._select(rule, distinct=alone) for rule in others]
         if facts:
             rows = ", ".join(
                 "(" + ", ".join(literal(t.value) for t in r.head if isinstance(t, Constant)) + ")"
@@ -307,7 +329,36 @@ class _Compiler:
         if not parts:
             nothing = ", ".join(f"CAST(NULL AS {t.value}) AS c{i}" for i, t in enumerate(types))
             return f"SELECT {nothing} WHERE false"
-        return parts[0] if len(parts) == 1 else " UNION ".join(f"({p})" for p in parts)
+        if len(parts) == 1:
+            return parts[0]
+        return _all(parts) if separate else " UNION ".join(f"({p})" for p in parts)
+
+
+def _conditions(relation: Relation, as_of: bool) -> tuple[tuple[str, str], ...]:
+    """What makes a row of the table one of the relation: pairs (column, rest of the condition)."""
+    conditions = [(identifier(column), f"= {literal(value)}") for column, value in relation.where]
+    if relation.temporal:
+        position = f"CAST(${AS_OF} AS BIGINT)"
+        if as_of:
+            conditions.append((identifier(relation.since), f"< {position}"))
+        if relation.until is not None:
+            rest = f">= {position}" if as_of else f"= {literal(OPEN_SEQ)}"
+            conditions.append((identifier(relation.until), rest))
+    return tuple(conditions)
+
+
+def _names_only(rules: Sequence[Rule]) -> bool:
+    """Whether a predicate is another one, column by column."""
+    rule = rules[0]
+    head = [term.name for term in rule.head if isinstance(term, Variable)]
+    return (
+        len(rules) == len(rule.body) == 1
+        and isinstance(atom := rule.body[0], Atom)
+        and not atom.negated
+        and len(set(head)) == len(rule.head)
+        and head == [term.name for term in atom.arguments if isinstance(term, Variable)]
+        and len(head) == len(atom.arguments)
+    )
 
 
 def _all(selects: list[str]) -> str:

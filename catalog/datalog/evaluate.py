@@ -7,9 +7,9 @@ one state of the database however many statements it takes, and leaves nothing b
 from __future__ import annotations
 
 import re
-import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import duckdb
@@ -25,8 +25,10 @@ from pagetrail.catalog.datalog.errors import (
 )
 from pagetrail.catalog.datalog.model import OPEN_SEQ, Rule, Schema, Type, Value, type_of
 from pagetrail.catalog.datalog.sql import AS_OF, FAULT_PREFIX, ROUND, parameter_name
+from pagetrail.catalog.datalog.watchdog import interrupted_after
 from pagetrail.catalog.errors import BadInputError, InvariantError
 
+_SORTED_IN_PYTHON_MAX = 128
 ARROW_TYPES = {Type.INT: pa.int64(), Type.TEXT: pa.string(), Type.BYTES: pa.binary()}
 
 
@@ -63,17 +65,15 @@ def run(
     rows = _inputs(query, inputs or {})
     limits = limits or Limits()
     cursor = connection.cursor()
-    timer = threading.Timer(limits.seconds, cursor.interrupt)
-    timer.daemon = True
-    timer.start()
     try:
-        cursor.begin()
-        for view, given in rows.items():
-            cursor.register(view, given)
-        for group in query.tables:
-            _fill(cursor, group, arguments, limits.rounds)
-        sql = query.sql + (" ORDER BY ALL" if ordered else "")
-        found = cursor.execute(sql, _used(sql, arguments)).fetchnumpy()
+        with interrupted_after(cursor, limits.seconds):
+            cursor.begin()
+            for view, given in rows.items():
+                cursor.register(view, given)
+            for group in query.tables:
+                _fill(cursor, group, arguments, limits.rounds)
+            statement = _parsed(query.sql)
+            found = cursor.execute(statement, _used(query.sql, arguments)).fetchnumpy()
     except duckdb.InterruptException as error:
         raise EvaluationLimitError(
             f"the query was stopped after {limits.seconds} s; "
@@ -82,9 +82,8 @@ def run(
     except duckdb.Error as error:
         raise _translate(query, error) from error
     finally:
-        timer.cancel()
         cursor.close()
-    return _table(query, found)
+    return _table(query, found, ordered)
 
 
 def answer(
@@ -121,14 +120,12 @@ def verify_schema(connection: duckdb.DuckDBPyConnection, schema: Schema) -> None
                 "create it before binding"
             ) from error
         found = {str(row[0]): str(row[1]) for row in rows}
-        wanted = {c.name: c.type.value for c in relation.columns}
-        if relation.temporal:
-            wanted |= {"from_seq": Type.INT.value, "to_seq": Type.INT.value}
-        for name, type_ in wanted.items():
-            if found.get(name) != type_:
+        for name, type_ in relation.stored.items():
+            if found.get(name) != type_.value:
                 raise BadInputError(
                     f"relation {relation.name}: column {relation.table}.{name} is "
-                    f"{found.get(name, 'absent')}, expected {type_}; bind a view that casts it"
+                    f"{found.get(name, 'absent')}, expected {type_.value}; bind a view that casts "
+                    "it"
                 )
 
 
@@ -221,6 +218,12 @@ def _type(name: str, value: object) -> Type:
     return type_
 
 
+@lru_cache(maxsize=256)
+def _parsed(sql: str) -> duckdb.Statement:
+    """A statement that DuckDB has parsed: good for any number of runs on any connection."""
+    return duckdb.extract_statements(sql)[0]
+
+
 _REFERENCE = re.compile(r"'(?:[^']|'')*'|\"(?:[^\"]|\"\")*\"|\$([a-z_0-9]+)")
 
 
@@ -251,16 +254,26 @@ def _translate(query: Query, error: duckdb.Error) -> EvaluationError:
     return EvaluationError(str(diagnostic), diagnostic)
 
 
-def _table(query: Query, found: Mapping[str, Any]) -> pa.Table:
+def _table(query: Query, found: Mapping[str, Any], ordered: bool) -> pa.Table:
     """DuckDB's columns as Arrow. Through numpy, because the way that gives Arrow at once binds
-    the statement twice, and binding is most of a small query."""
-    arrays = []
-    for number, column in enumerate(query.columns):
+    the statement twice, and binding is most of a small query; so is sorting in DuckDB or Arrow."""
+    columns = []
+    for number in range(len(query.columns)):
         values = found[f"c{number}"]
         if np.ma.is_masked(values):
             raise InvariantError(
                 "an answer holds NULL: a bound table has NULLs, which no relation may; fix the "
                 "view that is bound (COALESCE or filter)"
             )
-        arrays.append(pa.array(np.asarray(values), ARROW_TYPES[column.type]))
-    return pa.table(arrays, [column.name for column in query.columns])
+        columns.append(np.asarray(values))
+    rows = len(columns[0])
+    few = rows <= _SORTED_IN_PYTHON_MAX
+    if ordered and few and rows > 1:
+        keys = list(zip(*(values.tolist() for values in columns), strict=True))
+        order = sorted(range(rows), key=keys.__getitem__)
+        columns = [values[order] for values in columns]
+    arrays = [pa.array(v, ARROW_TYPES[c.type]) for v, c in zip(columns, query.columns, strict=True)]
+    table = pa.table(arrays, [column.name for column in query.columns])
+    if few or not ordered:
+        return table
+    return table.sort_by([(name, "ascending") for name in table.column_names])

@@ -57,10 +57,12 @@ class Relation:
     ``columns`` are the predicate's arguments in order. Each of ``keys`` names columns that
     identify a row (at one position of the log when ``temporal``): the compiler then leaves out
     work that only removes duplicates, so a key that does not hold gives wrong answers. Without
-    keys, rows may repeat. ``provided``: the rows are an Arrow table handed in with each run, under
-    the name ``table``. ``temporal``: the table has ``from_seq`` and ``to_seq`` (BIGINT, never
-    NULL, ``OPEN_SEQ`` while the row holds), and a row counts at position n, that is after the
-    facts with ``seq < n``, iff ``from_seq < n <= to_seq``.
+    keys, rows may repeat. ``where`` gives (column of the table, value): only rows that have the
+    values are the relation's. ``provided``: the rows are an Arrow table handed in with each run,
+    under the name ``table``. ``temporal``: the table has the columns ``since`` and, unless it is
+    None, ``until`` (BIGINT, never NULL, ``OPEN_SEQ`` while the row holds), and a row counts at
+    position n, that is after the facts with ``seq < n``, iff ``since < n <= until``; rows of a
+    table without ``until`` never end.
     """
 
     name: str
@@ -69,13 +71,18 @@ class Relation:
     keys: tuple[tuple[str, ...], ...] = ()
     temporal: bool = False
     provided: bool = False
+    where: tuple[tuple[str, Value], ...] = ()
+    since: str = "from_seq"
+    until: str | None = "to_seq"
 
     def __post_init__(self) -> None:
         if not _PREDICATE.match(self.name):
             raise BadInputError(
                 f"relation {self.name!r}: a predicate's name is [a-z][A-Za-z0-9_]*; rename it"
             )
-        for identifier in (self.table, *(c.name for c in self.columns)):
+        until = () if self.until is None else (self.until,)
+        filters = (*(column for column, _ in self.where), self.since, *until)
+        for identifier in (self.table, *(c.name for c in self.columns), *filters):
             if not _IDENTIFIER.match(identifier):
                 raise BadInputError(
                     f"relation {self.name}: {identifier!r} is not a plain SQL identifier "
@@ -86,11 +93,28 @@ class Relation:
             raise BadInputError(
                 f"relation {self.name}: expected 1 to {ARITY_MAX} different columns, got {names}"
             )
+        for column, value in self.where:
+            if type_of(value) is None:
+                raise BadInputError(
+                    f"relation {self.name}: {column} = {value!r} is no value of the language; "
+                    "use int, str or bytes"
+                )
         for key in self.keys:
             if not key or not set(key) <= set(names):
                 raise BadInputError(
                     f"relation {self.name}: key {key} must name one or more of {names}"
                 )
+
+    @property
+    def stored(self) -> dict[str, Type]:
+        """The columns that the table must have, with their types."""
+        wanted = {c.name: c.type for c in self.columns}
+        wanted |= {column: type_ for column, value in self.where if (type_ := type_of(value))}
+        if self.temporal:
+            wanted[self.since] = Type.INT
+            if self.until is not None:
+                wanted[self.until] = Type.INT
+        return wanted
 
     @property
     def arity(self) -> int:

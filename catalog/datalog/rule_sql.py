@@ -1,6 +1,6 @@
 """One rule to one SELECT, set at a time.
 
-A positive atom is a table in FROM, a repeated variable an equality, a negated atom a NOT EXISTS, a
+A positive atom is a table in FROM, a repeated variable an equality, a negated atom an ANTI JOIN, a
 head aggregate a GROUP BY over the set of bindings. Undefined arithmetic: a literal that is
 undefined lets its binding through the WHERE, and a guard above raises for the bindings that are
 left, that is for those that no other literal rejects. So the order of literals, and of DuckDB's
@@ -93,11 +93,27 @@ class _Body:
 
     environment: dict[str, Expression] = field(default_factory=dict)
     tables: list[str] = field(default_factory=list)
+    filters: list[str] = field(default_factory=list)
     where: list[str] = field(default_factory=list)
     tests: list[_Test] = field(default_factory=list)
     partial: dict[str, None] = field(default_factory=dict)
     keyed: list[tuple[Atom, tuple[tuple[int, ...], ...]]] = field(default_factory=list)
     assigned: list[tuple[str, Term]] = field(default_factory=list)
+
+    @property
+    def sql_from(self) -> str:
+        """The FROM clause: the joined tables, then the joins that only let rows through."""
+        if not self.tables:
+            return ""
+        return f" FROM {' CROSS JOIN '.join(self.tables)}{''.join(self.filters)}"
+
+    def rooted(self) -> set[str]:
+        """Variables whose value depends on a row, not on constants and parameters alone."""
+        names = {v.name for atom, _ in self.keyed for a in atom.arguments for v in variables(a)}
+        for target, source in self.assigned:
+            if any(v.name in names for v in variables(source)):
+                names.add(target)
+        return names
 
     def test(self, left: Expression, operator: str, right: Expression) -> None:
         """Demand a comparison."""
@@ -157,20 +173,36 @@ class RuleTranslator:
         for column, argument in computed:
             body.test(Expression(column), "=", self._term(argument, body, rule))
         for i in tested:
-            body.where.append(self._exists(positive[i], sources[i], body, rule))
+            self._filter(positive[i], sources[i], body, rule)
         for atom in rule.atoms(negated=True):
-            body.where.append("NOT " + self._exists(atom, source_of(atom, -1), body, rule))
+            self._filter(atom, source_of(atom, -1), body, rule)
         return body
 
-    def _exists(self, atom: Atom, source: Source, body: _Body, rule: Rule) -> str:
-        conditions = [f"n.{column} {rest}" for column, rest in source.conditions]
-        conditions += [
-            f"n.{name} = {self._term(argument, body, rule).safe}"
-            for name, argument in zip(source.columns, atom.arguments, strict=True)
-            if not isinstance(argument, Anonymous)
-        ]
-        where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
-        return f"EXISTS (SELECT 1 FROM {source.table} n{where})"
+    def _filter(self, atom: Atom, source: Source, body: _Body, rule: Rule) -> None:
+        """Let through the bindings for which the atom holds, or does not if it is negated.
+
+        As a join, because DuckDB takes a correlated EXISTS apart into one over the distinct
+        bindings, which costs another pass over them, and more to plan than all the rest.
+        """
+        rooted = body.rooted()
+        alias = f"n{len(body.filters)}"
+        own = [f"{column} {rest}" for column, rest in source.conditions]
+        shared: list[str] = []
+        for name, argument in zip(source.columns, atom.arguments, strict=True):
+            if isinstance(argument, Anonymous):
+                continue
+            value = self._term(argument, body, rule).safe
+            if any(v.name in rooted for v in variables(argument)):
+                shared.append(f"{alias}.{name} = {value}")
+            else:
+                own.append(f"{name} = {value}")
+        if not shared:
+            exists = f"EXISTS (SELECT 1 FROM {source.table}{_where(own)})"
+            body.where.append(f"NOT {exists}" if atom.negated else exists)
+            return
+        rows = f"(SELECT * FROM {source.table}{_where(own)})" if own else source.table
+        word = "ANTI" if atom.negated else "SEMI"
+        body.filters.append(f" {word} JOIN {rows} {alias} ON {' AND '.join(shared)}")
 
     def _assign(self, rule: Rule, body: _Body) -> list[Comparison]:
         """Bind variables by equalities; returns the comparisons that are left to be tested."""
@@ -225,7 +257,7 @@ class RuleTranslator:
     ) -> str:
         """SELECT the outputs over the body, with the guard against undefined bindings."""
         columns = ", ".join(f"{e.safe} AS {name}" for name, e in outputs.items())
-        tables = f" FROM {', '.join(body.tables)}" if body.tables else ""
+        tables = body.sql_from
         word = "SELECT DISTINCT" if distinct else "SELECT"
         if not body.partial:
             return f"{word} {columns}{tables}{_where(body.where)}"
