@@ -142,7 +142,7 @@ class LogWalk:
         self._position = stretches.start
         for index, stretch in enumerate(stretches.items):
             yield from self._stretch(stretch, stretches.until(index))
-        self._fenced_bytes += sum(path.stat().st_size for path in stretches.superseded)
+        self._fenced_bytes += sum(map(_size_bytes, stretches.superseded))
 
     def report(self, problem: str | None) -> VerifyReport:
         """What was counted so far."""
@@ -166,15 +166,15 @@ class LogWalk:
                 f"it ends at seq {self._position.next_seq} or with another chain value"
             )
         self._segments += 1
+        stretch, data = stretch.present()
         index = IndexCheck(stretch.index_path, stretch.start)
-        if stretch.sealed:
+        if data is None:
             for frame in stretch_frames(stretch, until):
                 yield frame, self._place(frame, f"{stretch.path.name} seq {frame.first_seq}")
                 index.add(frame)
             index.check()
             return
         name = stretch.path.name
-        data = stretch.path.read_bytes()
         scan = SegmentScan(data, name, stretch.start, until)
         for frame in scan:
             place = f"{name} offset {scan.offset_bytes - len(frame.raw)}"
@@ -236,3 +236,11 @@ class LogWalk:
                 f"client {client}: epoch {client_epoch} appends after epoch {newest}"
             )
         self._client_epoch[client] = client_epoch
+
+
+def _size_bytes(path: Path) -> int:
+    """A file's size; 0 when the sealer has removed it meanwhile."""
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0

@@ -81,10 +81,10 @@ def _walk(
     """Fold a stretch frame by frame; its index is written, and a torn end cut."""
     builder = IndexBuilder(stretch.start, limits.index_stride_bytes)
     scan = None
-    if stretch.sealed:
+    stretch, data = stretch.present()
+    if data is None:
         frames = stretch_frames(stretch, until)
     else:
-        data = stretch.path.read_bytes()
         scan = SegmentScan(data, stretch.path.name, stretch.start, until)
         frames = iter(scan)
     for frame in recent.passing(frames):

@@ -191,6 +191,8 @@ class IndexCheck:
         if self._builder is None:
             return
         found = load_index(self._path)
+        if found is None and not self._path.exists():
+            return  # its segment has been sealed meanwhile; the sealed form has its own
         told = self._builder.index()
         if found is None or _derived(found) != _derived(told):
             raise CorruptionError(

@@ -1,7 +1,9 @@
 """The stretches of a log: segments in the active form and sealed ones, in one order.
 
 Both forms give the same frames. This module finds them and walks through them; Parquet is only
-loaded when a sealed stretch is actually read.
+loaded when a sealed stretch is actually read. The sealer and retention may work on the log at the
+same time: a segment whose active file goes away is read on from its sealed form, and one that
+retention removes is told as such.
 """
 
 from __future__ import annotations
@@ -12,13 +14,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from pagetrail.catalog.errors import CorruptionError
+from pagetrail.catalog.errors import BadInputError, CorruptionError
 from pagetrail.controlplane.log.frames import (
     LOG_START,
     Frame,
     LogPosition,
 )
-from pagetrail.controlplane.log.manifests import read_manifest, read_retention
+from pagetrail.controlplane.log.manifests import read_manifest, read_retention, sealed_name
 from pagetrail.controlplane.log.segment_index import (
     SEALED_INDEX_NAME,
     SegmentIndex,
@@ -35,6 +37,7 @@ from pagetrail.controlplane.log.segments import (
 )
 
 _SEALED_NAME = re.compile(r"sealed-(\d{20})")
+_LISTINGS_MAX = 100  # each one more took a sealer or retention in the moment of the one before
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +66,26 @@ class Stretch:
             return None
         if self.sealed:
             return index
-        whole = self.path.stat().st_size >= index.size_bytes > 0
+        try:
+            whole = self.path.stat().st_size >= index.size_bytes > 0
+        except FileNotFoundError:
+            return None  # it has just been sealed
         return index if whole else None
+
+    def present(self) -> tuple[Stretch, bytes | None]:
+        """The stretch in the form it has now, and the active form's bytes; None: it is sealed.
+
+        BadInputError when it is there in neither form.
+        """
+        if self.sealed:
+            return self, None
+        try:
+            return self, self.path.read_bytes()
+        except FileNotFoundError:
+            path = self.path.with_name(sealed_name(self.first_seq))
+            if not path.exists():
+                raise _gone(self.path) from None
+            return Stretch(path, True, self.start, self.writer_epoch), None
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,22 +112,33 @@ def list_stretches(log: Path) -> Stretches:
 
     A segment that is there in both forms, which a crash of the sealer can leave, counts once.
     """
+    for _ in range(_LISTINGS_MAX):
+        try:
+            return _listed(log)
+        except FileNotFoundError:
+            continue  # a segment was sealed away since its name was read
+    raise BadInputError(f"{log}: its segments go away as fast as they are read; try again")
+
+
+def _listed(log: Path) -> Stretches:
     segments = list_segments(log)
     chosen = {segment.path for segment in segments}
     superseded = tuple(s.path for s in all_segments(log) if s.path not in chosen)
     unborn = None
     if segments and segments[-1].path.stat().st_size < SEGMENT_HEADER_BYTES:
         unborn = segments.pop().path
+    removed = read_retention(log).removed
+    start_seq = removed[-1].next_seq if removed else 0
     found = {}
-    for path in sealed_directories(log).values():
+    for first_seq, path in sealed_directories(log).items():
+        if first_seq < start_seq:
+            continue  # retention is about to remove what is left of it
         manifest = read_manifest(path)
         found[manifest.first_seq] = Stretch(path, True, manifest.start, manifest.writer_epoch)
     for segment in segments:
         header = read_segment_header(segment)
         found[segment.first_seq] = Stretch(segment.path, False, header.start, header.writer_epoch)
-    items = tuple(found[first_seq] for first_seq in sorted(found))
-    removed = read_retention(log).removed
-    kept = [item for item in items if not removed or item.first_seq >= removed[-1].next_seq]
+    kept = [found[first_seq] for first_seq in sorted(found) if first_seq >= start_seq]
     if removed and kept and kept[0].start.chain.hex() != removed[-1].end_chain:
         raise CorruptionError(
             f"{kept[0].path.name}: does not continue what retention removed before it"
@@ -128,9 +160,12 @@ def index_path(segment: SegmentFile | Path) -> Path:
 
 
 def stretch_frames(stretch: Stretch, until: LogPosition | None) -> Iterator[Frame]:
-    """The frames of one stretch, checked and in order. Raises ``CorruptionError`` as they do."""
-    if not stretch.sealed:
-        data = stretch.path.read_bytes()
+    """The frames of one stretch, checked and in order. Raises ``CorruptionError`` as they do.
+
+    ``BadInputError`` when retention has removed it.
+    """
+    stretch, data = stretch.present()
+    if data is not None:
         yield from SegmentScan(data, stretch.path.name, stretch.start, until)
         return
     position = stretch.start
@@ -163,4 +198,17 @@ def frames_of_sealed(path: Path) -> Iterator[Frame]:
     """The frames of a sealed segment; this is where Parquet is loaded."""
     from pagetrail.controlplane.log.sealed import sealed_frames
 
-    return sealed_frames(path)
+    try:
+        yield from sealed_frames(path)
+    except CorruptionError as error:
+        kept = read_retention(path.parent).removed
+        if kept and sealed_name(kept[-1].next_seq) > path.name:
+            raise _gone(path) from error
+        raise
+
+
+def _gone(path: Path) -> BadInputError:
+    return BadInputError(
+        f"{path.name} was removed while the log was read; what is kept now starts later: read it "
+        "again from there, or read an archive of it"
+    )

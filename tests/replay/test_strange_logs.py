@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import google_crc32c
@@ -14,9 +16,13 @@ from replay_runs import serve_generated
 
 from pagetrail.catalog.errors import BadInputError, CorruptionError
 from pagetrail.cli import main
+from pagetrail.controlplane.log.clock import LogicalClock
+from pagetrail.controlplane.log.committer import open_committer
 from pagetrail.controlplane.log.frames import HEADER_BYTES
 from pagetrail.controlplane.log.reader import log_end, read_log
+from pagetrail.controlplane.log.sealing import seal_log
 from pagetrail.replay.explain import explain
+from pagetrail.replay.reading import LogReading, RunRead
 from pagetrail.replay.report import write_report
 from pagetrail.replay.verify import verify
 
@@ -139,3 +145,26 @@ def test_processes_agree_on_the_verdict(directory: Path) -> None:
         return msgspec.structs.replace(result, wall_s=0.0, decisions_per_s=0)
 
     assert judged(1) == judged(2) == judged(5)
+
+
+def test_segments_that_are_sealed_away_while_it_verifies_change_no_verdict(
+    directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(directory / "log", tmp_path / "log")
+    for _ in range(3):  # each start of a writer leaves a segment that can be sealed
+        committer, _ = open_committer(tmp_path, clock=LogicalClock())
+        committer.close()
+    before = verify(tmp_path, processes=1)
+    assert before.ok
+    read = LogReading.runs
+
+    def sealed_after_the_first(reading: LogReading) -> Iterator[RunRead]:
+        runs = read(reading)
+        yield next(runs)
+        assert seal_log(tmp_path).segments == 3
+        yield from runs
+
+    monkeypatch.setattr(LogReading, "runs", sealed_after_the_first)
+    after = verify(tmp_path, processes=1)
+    assert [after.ok, after.facts, after.rederived] == [True, before.facts, before.rederived]
+    assert after.unattested == before.unattested
