@@ -88,7 +88,9 @@ class Copy(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Demand(msgspec.Struct, frozen=True, array_like=True):
-    """A wish that a node be present somewhere. Its absence never allows a deletion."""
+    """A wish that a node be present somewhere. Its absence never allows a deletion.
+
+    Stated by whoever wishes, as are leases and roots; the serving processes state none."""
 
     demand: Annotated[str, Meta(description="id given by the owner")]
     node_id: Annotated[Digest, Meta(description="node that is wanted")]
@@ -134,7 +136,9 @@ class WorkerEpoch(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Reuse(msgspec.Struct, frozen=True, array_like=True):
-    """Reuse of a node as one worker observed it, aggregated; a later fact replaces an earlier."""
+    """Reuse of a node as one worker observed it, aggregated; a later fact replaces an earlier.
+
+    Stated by whoever aggregates what the worker's decisions and pages_adopted facts say."""
 
     node_id: Annotated[Digest, Meta(description="reused node")]
     worker: Annotated[str, Meta(description="observer")]

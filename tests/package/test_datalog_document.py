@@ -41,6 +41,8 @@ def test_the_examples_run(directory: Path, number: int) -> None:
         lines = ran.stdout.splitlines()
         assert lines[:2] == ["Seq: int64", "Stream: int64"]
         assert "'Times'" in ran.stdout
+    if "reconcile(replica)" in BLOCKS[number]:
+        assert ran.stdout == "[('manual-1', 'unsatisfied')]\n"
 
 
 def test_there_is_an_example() -> None:
