@@ -10,6 +10,9 @@ Bytes are msgpack arrays of integers, byte strings, text, nil, booleans and nest
 float or a map, so equal values have equal bytes. Bodies speak only of what the client knows;
 ``seq``, ``tx``, ``t_us`` and ``writer_epoch`` are the writer's.
 
+The structs of which a log holds millions are left out of garbage collection (``gc=False``): frozen
+values are part of no cycle.
+
 The integer entity id ``e`` is not stored: it is the ``seq`` of the fact that first named the
 entity, a pure function of the log's order, which only the writer gives.
 """
@@ -33,7 +36,7 @@ class Op(IntEnum):
     ASSERT = 1
 
 
-class Cause(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class Cause(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
     """A transaction that led to this one."""
 
     client: str
@@ -41,7 +44,9 @@ class Cause(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
     client_seq: int
 
 
-class CompareAndSet(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class CompareAndSet(
+    msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False
+):
     """Precondition and effect on one *register* (an entity's field that the writer guards).
 
     The transaction is accepted only if the register holds ``expected`` (``None``: was never set,
@@ -54,7 +59,7 @@ class CompareAndSet(msgspec.Struct, frozen=True, array_like=True, forbid_unknown
     new: bytes | None
 
 
-class WireFact(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class WireFact(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
     """One fact as a client sends it. ``body`` is the encoded struct of its kind (facts.py)."""
 
     op: int
@@ -63,7 +68,9 @@ class WireFact(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
     body: msgspec.Raw
 
 
-class Transaction(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class Transaction(
+    msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False
+):
     """The unit a client appends and the writer accepts, refuses or knows already."""
 
     client_seq: int

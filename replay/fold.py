@@ -18,7 +18,7 @@ import msgspec
 from pagetrail.catalog.envelope import Op, Transaction
 from pagetrail.catalog.errors import CorruptionError, InvariantError
 from pagetrail.catalog.facts import KINDS, KindId, Role, body_reader, decode_body
-from pagetrail.catalog.kinds.decision import CITED_CHAIN_BYTES, Decision
+from pagetrail.catalog.kinds.decision import CITED_CHAIN_BYTES, Decision, Outcome
 from pagetrail.catalog.kinds.router import RouterStarted, WorkerObserved
 from pagetrail.catalog.kinds.worker import Bound, Keyframe, WorkerStarted
 from pagetrail.controlplane.cluster.deciding import InForce
@@ -26,11 +26,12 @@ from pagetrail.controlplane.cluster.router_view import RouterView
 from pagetrail.controlplane.journal import Journal
 from pagetrail.controlplane.policy.recorder import Mismatch, rederive
 from pagetrail.controlplane.policy.registry import UnknownEvaluatorError, unbind
+from pagetrail.controlplane.twins import NO_TWINS, Twins, agrees
 from pagetrail.controlplane.view import WorkerView
 
 from .epochs import DECISIONS, Epoch
 from .findings import FINDINGS_MAX, UNREADABLE, Finding, told
-from .form import form_problems
+from .form import form_problems, outcome_problems
 from .history import CatalogHistory
 from .inputs import inputs_of
 from .orders import ORDERED, ordered_commands
@@ -46,10 +47,10 @@ _ASSERT = int(Op.ASSERT)
 _READ_ALONE = {
     (kind_id, version): body_reader(kind_id)
     for kind_id, kind in KINDS.items()
-    if kind.role is Role.COMMAND and kind_id not in ORDERED
+    if kind.role is Role.OUTCOME or (kind.role is Role.COMMAND and kind_id not in ORDERED)
     for version in range(1, kind.version + 1)
 }
-"""What reads commands that stand by themselves, as most transactions are: nothing orders them."""
+"""What reads the facts that stand by themselves, as in most transactions: nothing orders them."""
 
 
 @dataclass(slots=True)
@@ -59,6 +60,7 @@ class SpanResult:
     rederived: dict[str, int] = field(default_factory=dict)  # by kind of decision
     mismatched: dict[str, int] = field(default_factory=dict)
     missing: dict[str, int] = field(default_factory=dict)  # could not be derived at all
+    by_twin: int = 0  # decisions among the derived that a compiled twin answered for
     findings: list[Finding] = field(default_factory=list)
     findings_cut: int = 0
     unattested: int = 0  # transactions whose chain no later decision or keyframe cites
@@ -98,11 +100,16 @@ class Folder:
     """
 
     def __init__(
-        self, epoch: Epoch, history: CatalogHistory, observer: Observer | None = None
+        self,
+        epoch: Epoch,
+        history: CatalogHistory,
+        observer: Observer | None = None,
+        twins: Twins = NO_TWINS,
     ) -> None:
         self._epoch = epoch
         self._history = history
         self._observer = observer
+        self._twins = twins
         self._result = SpanResult()
         self._position = Journal(epoch.client, epoch.client_epoch)
         self._commands = 0
@@ -174,8 +181,8 @@ class Folder:
     def feed_all(self, transactions: Sequence[Transaction], encoded: Sequence[msgspec.Raw]) -> None:
         """Fold the next transactions.
 
-        Most are commands that stand by themselves. Nothing cites the chain between two of those,
-        so it moves past a stretch of them at once.
+        Most are commands and outcomes that stand by themselves. Nothing cites the chain between two
+        of those, so it moves past a stretch of them at once.
         """
         position, first = self._position, 0
         expected = position.next_seq
@@ -198,16 +205,20 @@ class Folder:
             expected += 1
             try:
                 try:
-                    command = read(wire.body)
+                    body = read(wire.body)
                 except msgspec.MsgspecError:
-                    command = decode_body(wire.kind, wire.schema_v, wire.body)  # says what is wrong
-                self._command(transaction, command)
+                    body = decode_body(wire.kind, wire.schema_v, wire.body)  # says what is wrong
+                if type(body) is Outcome:
+                    for problem in outcome_problems(self._epoch, transaction, body):
+                        self._report(transaction.client_seq, "outcome", problem)
+                else:
+                    self._command(transaction, body)
             except UNREADABLE as error:
                 self._break(transaction, error)
         self._pass(encoded[first:])
 
     def _pass(self, encoded: Sequence[msgspec.Raw]) -> None:
-        """The chain moves past commands that have been folded."""
+        """The chain moves past transactions that have been folded."""
         if encoded:
             self._position.fold_plain(encoded)
             self._result.unattested += len(encoded)
@@ -314,7 +325,7 @@ class Folder:
             return "chain: it saw another history than the facts before it"
         try:
             inputs = inputs_of(kind, self._view, decision, self._history)
-            mismatch = rederive(decision, force.evaluator, force.weights, inputs)
+            mismatch = self._rederived(decision, force, inputs)
         except UNREADABLE as error:
             return f"inputs: {told(error)}"
         if self._observer is not None:
@@ -324,6 +335,18 @@ class Folder:
                 )
             )
         return None if mismatch is None else str(mismatch)
+
+    def _rederived(
+        self, decision: Decision, force: InForce, inputs: msgspec.Struct
+    ) -> Mismatch | None:
+        """Derive again. A compiled twin may only agree; anything else the evaluator decides."""
+        twin = self._twins.get(force.evaluator.name)
+        if twin is not None:
+            answer = twin(force.weights, inputs)
+            if answer is not None and agrees(answer, decision):
+                self._result.by_twin += 1
+                return None
+        return rederive(decision, force.evaluator, force.weights, inputs)
 
     def _report(self, client_seq: int, kind: str, what: str) -> None:
         self._result.add(

@@ -73,8 +73,12 @@ def _preempted_problems(epoch: Epoch, transaction: Transaction) -> Iterator[str]
 def _outcome_problems(epoch: Epoch, transaction: Transaction) -> Iterator[str]:
     wire = transaction.facts[0]
     outcome = decode_body(wire.kind, wire.schema_v, wire.body)
-    if not isinstance(outcome, Outcome):
-        return
+    if isinstance(outcome, Outcome):
+        yield from outcome_problems(epoch, transaction, outcome)
+
+
+def outcome_problems(epoch: Epoch, transaction: Transaction, outcome: Outcome) -> Iterator[str]:
+    """What about a transaction that begins with an outcome is not as production writes it."""
     cause = transaction.causes[0] if transaction.causes else None
     if cause is None or (cause.client, cause.client_epoch) != (
         epoch.client,

@@ -25,6 +25,8 @@ from pagetrail.controlplane.view import (
 
 from .history import CatalogAt, CatalogHistory
 
+_ROUTE_RECORDED = msgspec.msgpack.Decoder(RouteRecorded)
+
 Builder = Callable[[Any, Decision, CatalogHistory], msgspec.Struct]
 
 
@@ -60,7 +62,7 @@ def _entries(
 
 
 def _route(view: RouterView, decision: Decision, history: CatalogHistory) -> msgspec.Struct:
-    recorded = msgspec.msgpack.decode(decision.recorded, type=RouteRecorded)
+    recorded = _ROUTE_RECORDED.decode(decision.recorded)
     catalog, entries = _entries(view, recorded.lookup, decision, history)
     return view.route_inputs(decision.subject, recorded, catalog, entries)
 

@@ -18,6 +18,7 @@ import msgspec
 
 from pagetrail.catalog.envelope import Transaction
 from pagetrail.catalog.facts import KindId
+from pagetrail.controlplane.log.frames import encode_array
 
 from .epochs import Epoch
 from .reading import RunRead
@@ -61,9 +62,9 @@ class EpochJournal(Epoch):
 
     def take_run(self, run: RunRead) -> None:
         """Take in the next run of this epoch."""
-        data = memoryview(run.encoded)
+        data = encode_array(run.encoded)
         self._places.append(self.count)
-        self._begins.append(self._spill.write(data))
+        self._begins.append(self._spill.write(memoryview(data)))
         self._sizes.append(len(data))
         self._first_seqs.append(run.first_seq)
         for transaction in run.transactions:
@@ -103,11 +104,11 @@ class EpochJournal(Epoch):
 
     def _block(self, number: int) -> list[Located]:
         if self._number != number:
-            data = msgspec.Raw(self._spill.read(self._begins[number], self._sizes[number]))
+            data = self._spill.read(self._begins[number], self._sizes[number])
             position = self._first_seqs[number]
             run = RunRead.again(self.client, self.client_epoch, position, data)
             self._decoded = []
-            for transaction, encoded in zip(run.transactions, run.split(), strict=True):
+            for transaction, encoded in zip(run.transactions, run.encoded, strict=True):
                 self._decoded.append(Located(transaction, encoded, position))
                 position += len(transaction.facts)
             self._number = number

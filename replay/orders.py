@@ -29,6 +29,7 @@ from pagetrail.controlplane.policy.inputs import (
 )
 from pagetrail.controlplane.view import AdmitRecorded, KeepRecorded
 
+_ROUTE_CHOICE = msgspec.msgpack.Decoder(RouteChoice)
 _BY_DECISION = (NodesEvicted, PromptKept, RamKeepBegun, RequestOffered, SwapBegun)
 ORDERED = frozenset(
     map(
@@ -63,7 +64,7 @@ def ordered_commands(
 
 
 def _offer_ordered(decision: Decision, commands: list[msgspec.Struct]) -> Iterator[str]:
-    choice = msgspec.msgpack.decode(decision.choice, type=RouteChoice)
+    choice = _ROUTE_CHOICE.decode(decision.choice)
     offers = [command for command in commands if isinstance(command, RequestOffered)]
     chosen = [(choice.worker, choice.worker_epoch)] if choice.worker else []
     if [(offer.worker, offer.worker_epoch) for offer in offers] != chosen:

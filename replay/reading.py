@@ -18,7 +18,7 @@ from pagetrail.catalog.errors import BadInputError, CorruptionError, PagetrailEr
 from pagetrail.catalog.facts import KINDS, KindId, Role, decode_body
 from pagetrail.catalog.index import LOOKED_UP
 from pagetrail.catalog.kinds.system import WriterEpochStarted
-from pagetrail.controlplane.log.frames import FORMAT_VERSION, HEADER_BYTES, Frame, outline_runs
+from pagetrail.controlplane.log.frames import FORMAT_VERSION, HEADER_BYTES, Frame
 from pagetrail.controlplane.log.reader import LogWalk
 
 from .epochs import Epoch
@@ -26,7 +26,17 @@ from .findings import UNREADABLE, Finding
 from .history import CatalogHistory
 from .registers import Registers
 
+
+class _RunSplit(msgspec.Struct, array_like=True, gc=False):
+    """A run of a frame with each transaction left encoded."""
+
+    client: str
+    client_epoch: int
+    transactions: tuple[msgspec.Raw, ...]
+
+
 _SPLIT = msgspec.msgpack.Decoder(tuple[msgspec.Raw, ...])
+_SPLIT_RUNS = msgspec.msgpack.Decoder(tuple[_RunSplit, ...])
 _TRANSACTIONS = msgspec.msgpack.Decoder(tuple[Transaction, ...])
 _JOURNALED = frozenset(
     int(kind.id)
@@ -52,17 +62,13 @@ class RunRead(NamedTuple):
     client_epoch: int
     first_seq: int
     transactions: tuple[Transaction, ...]
-    encoded: msgspec.Raw  # the array of them
-
-    def split(self) -> tuple[msgspec.Raw, ...]:
-        """Each transaction's encoding."""
-        return _SPLIT.decode(self.encoded)
+    encoded: tuple[msgspec.Raw, ...]  # of each transaction
 
     @classmethod
-    def again(cls, client: str, client_epoch: int, first_seq: int, encoded: msgspec.Raw) -> RunRead:
-        """A run from its encoding, once it has been read."""
+    def again(cls, client: str, client_epoch: int, first_seq: int, encoded: bytes) -> RunRead:
+        """A run from the encoding of its array, once it has been read."""
         transactions = _TRANSACTIONS.decode(encoded)
-        return cls(client, client_epoch, first_seq, transactions, encoded)
+        return cls(client, client_epoch, first_seq, transactions, _SPLIT.decode(encoded))
 
 
 class LogReading:
@@ -121,8 +127,8 @@ class LogReading:
 
     def _frame(self, frame: Frame, runs: tuple[Run, ...]) -> Iterator[RunRead]:
         position = frame.first_seq
-        outlines = outline_runs(frame.header, memoryview(frame.raw)[HEADER_BYTES:])
-        for run, outline in zip(runs, outlines, strict=True):
+        splits = _SPLIT_RUNS.decode(memoryview(frame.raw)[HEADER_BYTES:])
+        for run, split in zip(runs, splits, strict=True):
             if not run.transactions:
                 continue
             key = (run.client, run.client_epoch)
@@ -146,7 +152,7 @@ class LogReading:
                     continue
                 self._judge(epoch, frame, transaction, position)
                 position += len(facts)
-            yield RunRead(*key, first_seq, run.transactions, outline.transactions)
+            yield RunRead(*key, first_seq, run.transactions, split.transactions)
         self.facts = position
 
     def _begins(self, epoch: Epoch) -> None:

@@ -13,6 +13,7 @@ import msgspec
 
 from pagetrail.catalog.envelope import Transaction
 from pagetrail.catalog.facts import KindId
+from pagetrail.controlplane.twins import Twins
 
 from .epochs import Epoch
 from .fold import Folder, Observer, SpanResult
@@ -51,6 +52,7 @@ class SpanFolds:
     history: CatalogHistory
     share: int
     shares: int
+    twins: Twins
     observer: Observer | None = None
     folded: list[Span] = field(default_factory=list)
     begun: int = 0
@@ -59,7 +61,7 @@ class SpanFolds:
     def feed(self, epoch: Epoch, run: RunRead) -> None:
         """Take the next run of a decider's epoch."""
         key = (run.client, run.client_epoch)
-        transactions, encoded = run.transactions, run.split()
+        transactions, encoded = run.transactions, run.encoded
         span, first = self._open.get(key), 0
         if span is None:
             span = self._open[key] = self._begin(epoch)
@@ -92,7 +94,8 @@ class SpanFolds:
         number = self.begun
         self.begun += 1
         ours = number % self.shares == self.share
-        return _Open(epoch, number, Folder(epoch, self.history, self.observer) if ours else None)
+        folder = Folder(epoch, self.history, self.observer, self.twins) if ours else None
+        return _Open(epoch, number, folder)
 
     def _close(self, span: _Open) -> None:
         if span.folder is not None:

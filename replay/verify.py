@@ -22,6 +22,7 @@ from pagetrail.catalog.errors import BadInputError, PagetrailError
 from pagetrail.catalog.kinds.router import RouterStarted
 from pagetrail.catalog.kinds.worker import WorkerStarted
 from pagetrail.controlplane.log.reader import log_end
+from pagetrail.controlplane.twins import NO_TWINS, TwinBuildError, Twins, load_twins
 
 from .epochs import Epoch
 from .findings import FINDINGS_MAX, UNREADABLE, Finding
@@ -32,6 +33,9 @@ from .spans import Span, SpanFolds
 PROCESSES_MAX = 64
 PROCESS_FACTS_MIN = 20_000
 """Facts for which another process pays, when their number is left to verify."""
+
+TWINS_FACTS_MIN = 20_000
+"""Facts for which compiled twins of evaluators pay, which may have to be built."""
 
 
 class VerifyResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,6 +51,8 @@ class VerifyResult(msgspec.Struct, frozen=True, kw_only=True):
     findings: list[str]
     findings_cut: int
     unattested: dict[str, int]  # by client: transactions that nothing after them attests
+    by_twin: int  # of those derived again, by the compiled twin of their evaluator
+    twins_missing: str  # why there were none, where the log is long enough for them
     lookups_checked: int  # recorded look-ups that the rules were asked about
     spans: int
     wall_s: float
@@ -73,12 +79,14 @@ def verify(
     started_s = time.monotonic()
     reading = LogReading(directory, until_seq=log_end(directory))
     shares = _processes(processes, reading.until_seq)
+    twins, twins_missing = _twins(reading.until_seq)
     most = by_rule.most if by_rule is not None else 0
     helpers = [
-        _Helper(directory, reading.until_seq, share, shares, most) for share in range(1, shares)
+        _Helper(directory, reading.until_seq, share, shares, most, twins)
+        for share in range(1, shares)
     ]
     try:
-        answers = [_fold(reading, 0, shares, most), *(helper.answer() for helper in helpers)]
+        answers = [_fold(reading, 0, shares, most, twins), *(helper.answer() for helper in helpers)]
     finally:
         for helper in helpers:
             helper.stop()
@@ -89,12 +97,12 @@ def verify(
         sampled = lowest([one for answer in answers for one in answer.lookups], most)
         with by_rule.open(directory) as replica:
             reading.findings += lookup_findings(replica, sampled)
-    return _verdict(directory, reading, spans, len(sampled), started_s)
+    return _verdict(directory, reading, spans, len(sampled), twins_missing, started_s)
 
 
-def _fold(reading: LogReading, share: int, shares: int, most: int) -> _Answer:
+def _fold(reading: LogReading, share: int, shares: int, most: int, twins: Twins) -> _Answer:
     sample = LookupSample(most, reading.history)
-    folds = SpanFolds(reading.history, share, shares, sample.observe if most else None)
+    folds = SpanFolds(reading.history, share, shares, twins, sample.observe if most else None)
     for run in reading.runs():
         epoch = reading.epochs[(run.client, run.client_epoch)]
         if epoch.decides:
@@ -103,7 +111,12 @@ def _fold(reading: LogReading, share: int, shares: int, most: int) -> _Answer:
 
 
 def _verdict(
-    directory: Path, reading: LogReading, spans: list[Span], lookups: int, started_s: float
+    directory: Path,
+    reading: LogReading,
+    spans: list[Span],
+    lookups: int,
+    twins_missing: str,
+    started_s: float,
 ) -> VerifyResult:
     findings = list(reading.findings)
     rederived, mismatched, missing = Counter[str](), Counter[str](), Counter[str]()
@@ -139,6 +152,8 @@ def _verdict(
         findings=[str(finding) for finding in findings[:FINDINGS_MAX]],
         findings_cut=findings_cut + max(0, len(findings) - FINDINGS_MAX),
         unattested={client: count for client, count in sorted(unattested.items()) if count},
+        by_twin=sum(span.result.by_twin for span in spans),
+        twins_missing=twins_missing,
         lookups_checked=lookups,
         spans=len(spans),
         wall_s=round(wall_s, 3),
@@ -197,14 +212,26 @@ def _processes(asked: int | None, facts: int) -> int:
     return max(1, min(available, facts // PROCESS_FACTS_MIN, PROCESSES_MAX))
 
 
+def _twins(facts: int) -> tuple[Twins, str]:
+    """The compiled twins, or why there are none where they would pay."""
+    if facts < TWINS_FACTS_MIN:
+        return NO_TWINS, ""
+    try:
+        return load_twins(), ""
+    except TwinBuildError as error:
+        return NO_TWINS, str(error)
+
+
 class _Helper:
     """A process that folds a share of the log's spans."""
 
-    def __init__(self, directory: Path, until_seq: int, share: int, shares: int, most: int) -> None:
+    def __init__(
+        self, directory: Path, until_seq: int, share: int, shares: int, most: int, twins: Twins
+    ) -> None:
         context = multiprocessing.get_context("fork")
         self._ours, theirs = context.Pipe(duplex=False)
         self._process: ForkProcess = context.Process(
-            target=_help, args=(directory, until_seq, share, shares, most, theirs)
+            target=_help, args=(directory, until_seq, share, shares, most, twins, theirs)
         )
         self._process.start()
         theirs.close()
@@ -230,10 +257,16 @@ class _Helper:
 
 
 def _help(
-    directory: Path, until_seq: int, share: int, shares: int, most: int, out: Connection
+    directory: Path,
+    until_seq: int,
+    share: int,
+    shares: int,
+    most: int,
+    twins: Twins,
+    out: Connection,
 ) -> None:
     try:
-        answer = _fold(LogReading(directory, until_seq=until_seq), share, shares, most)
+        answer = _fold(LogReading(directory, until_seq=until_seq), share, shares, most, twins)
     except PagetrailError as error:
         answer = _Answer([], [], str(error))
     out.send_bytes(msgspec.msgpack.encode(answer))

@@ -15,7 +15,7 @@ CITED_CHAIN_BYTES = 16
 CitedChain = Annotated[bytes, Meta(min_length=CITED_CHAIN_BYTES, max_length=CITED_CHAIN_BYTES)]
 
 
-class Decision(msgspec.Struct, frozen=True, array_like=True):
+class Decision(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """What was chosen, among what, why, from which inputs.
 
     ``chain`` stands for every input that the decider's own journal implies; ``as_of`` for what
@@ -38,7 +38,7 @@ class Decision(msgspec.Struct, frozen=True, array_like=True):
     ]
 
 
-class Outcome(msgspec.Struct, frozen=True, array_like=True):
+class Outcome(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """What then happened. The decision it answers is the transaction's first cause."""
 
     decision_kind: Annotated[int, Meta(description="kind id of the decision")]

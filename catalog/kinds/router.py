@@ -35,7 +35,7 @@ class RouterStarted(msgspec.Struct, frozen=True, array_like=True):
     previous_chain: Annotated[bytes, Meta(description="its command chain's end; empty: none")]
 
 
-class WorkerObserved(msgspec.Struct, frozen=True, array_like=True):
+class WorkerObserved(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A worker's newest heartbeat, recorded when a decision first uses it."""
 
     worker: Annotated[str, Meta(description="worker id")]
@@ -62,7 +62,7 @@ class WorkerExpired(msgspec.Struct, frozen=True, array_like=True):
     worker_epoch: Annotated[int, Meta(description="epoch that expired")]
 
 
-class RequestReceived(msgspec.Struct, frozen=True, array_like=True):
+class RequestReceived(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A request reaches the router, numbered from 1 in order of arrival."""
 
     number: Annotated[int, Meta(description="request number inside the epoch")]
@@ -85,7 +85,7 @@ class RequestExtended(msgspec.Struct, frozen=True, array_like=True):
     prompt_digest: Annotated[Digest, Meta(description="chain digest of all of them")]
 
 
-class RequestOffered(msgspec.Struct, frozen=True, array_like=True):
+class RequestOffered(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A request is offered to one worker; the load is booked for this attempt."""
 
     number: Annotated[int, Meta(description="request number")]
@@ -96,7 +96,7 @@ class RequestOffered(msgspec.Struct, frozen=True, array_like=True):
     booked_ns: Annotated[int, Meta(description="work booked until the attempt ends")]
 
 
-class OfferAnswered(msgspec.Struct, frozen=True, array_like=True):
+class OfferAnswered(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The answer to an attempt. Anything but acceptance releases that attempt's booking."""
 
     number: Annotated[int, Meta(description="request number")]
@@ -104,7 +104,7 @@ class OfferAnswered(msgspec.Struct, frozen=True, array_like=True):
     answer: Annotated[int, Meta(description="Answer")]
 
 
-class AttemptEnded(msgspec.Struct, frozen=True, array_like=True):
+class AttemptEnded(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """An assigned attempt ended; only its own booking is released."""
 
     number: Annotated[int, Meta(description="request number")]

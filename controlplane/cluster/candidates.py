@@ -7,7 +7,7 @@ only for workers of which something has changed since. Pure; decides nothing.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from pagetrail.catalog.index import Entry
 from pagetrail.catalog.kinds.content import Tier
@@ -47,6 +47,8 @@ class Columns(NamedTuple):
     first_token_ns: tuple[int, ...]
 
 
+_Standing = tuple[int, bool, bool, int, int, int, int]
+
 _NOBODY = Columns(*((),) * len(Columns._fields))
 
 
@@ -63,13 +65,14 @@ class Starts(NamedTuple):
 class CandidateTable:
     """The workers' columns as of the last decision."""
 
-    __slots__ = ("_changed", "_columns", "_fingerprint", "_lists", "_places", "_rows")
+    __slots__ = ("_available", "_changed", "_columns", "_fingerprint", "_places", "_queue", "_rows")
 
     def __init__(self, fingerprint: bytes) -> None:
         self._fingerprint = fingerprint
         self._places: dict[str, int] = {}
-        self._rows: dict[str, tuple[int, ...]] = {}
-        self._lists: list[list[int]] = []  # by column, without the ids
+        self._rows: dict[str, _Standing] = {}
+        self._available: list[int] = []  # the two columns that nearly every change is in
+        self._queue: list[int] = []
         self._columns: Columns = _NOBODY
         self._changed: set[str] = set()
 
@@ -86,44 +89,43 @@ class CandidateTable:
         """
         if not self._changed:
             return self._columns
-        if all(map(self._places.__contains__, self._changed)) and (
-            len(workers) == len(self._places)
-        ):
-            touched = set[int]()
-            for worker in self._changed:
-                row, known = self._row(workers[worker], booked(worker)), self._rows[worker]
-                if row != known:
-                    self._rows[worker] = row
-                    place = self._places[worker]
-                    for number, value in enumerate(row):
-                        if value != known[number]:
-                            self._lists[number][place] = value
-                            touched.add(number)
-            columns: list[Any] = list(self._columns)
-            for number in touched:
-                columns[number + 1] = tuple(self._lists[number])
-            self._columns = Columns(*columns)
-        else:
+        places, rows = self._places, self._rows
+        anew = len(workers) != len(places) or not self._changed <= places.keys()
+        if anew:
             ids = sorted(workers, key=str.encode)
-            self._places = {worker: place for place, worker in enumerate(ids)}
-            self._rows = {worker: self._row(workers[worker], booked(worker)) for worker in ids}
-            self._lists = [list(column) for column in zip(*self._rows.values(), strict=True)]
-            columns = [tuple(ids), *map(tuple, self._lists)]
-            self._columns = Columns(*columns) if ids else _NOBODY
+            self._places = places = {worker: place for place, worker in enumerate(ids)}
+            self._rows = rows = {worker: self._standing(workers[worker]) for worker in ids}
+            self._available, self._queue = [0] * len(ids), [0] * len(ids)
+        available, queue_ns = self._available, self._queue
+        for worker in places if anew else self._changed:
+            seen, place = workers[worker], places[worker]
+            standing = self._standing(seen)
+            if standing != rows[worker]:
+                rows[worker] = standing
+                anew = True
+            booked_pages, booked_ns = booked(worker)
+            free = seen.free_pages - booked_pages
+            available[place] = (free if free > 0 else 0) + seen.reclaimable_pages
+            queue_ns[place] = seen.queue_ns + booked_ns
         self._changed.clear()
+        load = (tuple(available), tuple(queue_ns))
+        if not anew:
+            self._columns = Columns._make((*self._columns[:6], *load, *self._columns[8:]))
+        elif places:
+            standings = tuple(zip(*rows.values(), strict=True))
+            self._columns = Columns._make((tuple(places), *standings[:5], *load, *standings[5:]))
+        else:
+            self._columns = _NOBODY
         return self._columns
 
-    def _row(self, seen: WorkerObserved, booked: tuple[int, int]) -> tuple[int, ...]:
-        booked_pages, booked_ns = booked
-        free = seen.free_pages - booked_pages
+    def _standing(self, seen: WorkerObserved) -> _Standing:
+        """What of a worker seldom changes: the columns but those of its load."""
         return (
             seen.worker_epoch,
             seen.online,
             seen.fingerprint == self._fingerprint,
             seen.context_tokens,
             seen.verify_rows,
-            (free if free > 0 else 0) + seen.reclaimable_pages,
-            seen.queue_ns + booked_ns,
             seen.costs[_PREFILL],
             seen.costs[_FIRST_TOKEN],
         )
@@ -141,7 +143,7 @@ def starts_of(
 
     ``resident``: tokens on the workers' devices; ``entries``: the chunks that the catalog knows.
     """
-    shared = {0: _by_worker(holdings(catalog, entries, 0))}
+    shared = {0: _by_worker(holdings(catalog, entries, 0)) if entries else {}}
     if not ids or (not resident and not shared[0]):
         none = (0,) * len(ids)
         return Starts(tuple(range(len(ids))), (RECOMPUTE,) * len(ids), none, none, none)

@@ -103,10 +103,10 @@ class RouterView:
                     request.excluded.remove(seen.worker)
         self.workers[seen.worker] = seen
         self._table.changed(seen.worker)
-        for key in [
-            key for key in self._booked.get(seen.worker, ()) if self.bookings[key].accepted
-        ]:
-            self._unbook(key)
+        booked = self._booked.get(seen.worker)
+        if booked:
+            for key in [key for key in booked if self.bookings[key].accepted]:
+                self._unbook(key)
 
     def _expired(self, gone: WorkerExpired) -> None:
         known = self.workers.get(gone.worker)

@@ -127,7 +127,7 @@ def encode_runs(runs: Sequence[tuple[str, int, bytes]]) -> bytes:
     return b"".join(parts)
 
 
-def encode_array(items: Sequence[bytes]) -> bytes:
+def encode_array(items: Sequence[bytes | msgspec.Raw]) -> bytes:
     """A msgpack array of items that are encoded already."""
     return b"".join((encode_array_header(len(items)), *items))
 

@@ -94,6 +94,8 @@ def _print(result: VerifyResult) -> None:
         click.echo(f"and {result.findings_cut} findings more")
     for client, count in result.unattested.items():
         click.echo(f"{client}: nothing after its last {count} transactions attests them")
+    if result.twins_missing:
+        click.echo(f"without compiled evaluators, which are faster: {result.twins_missing}")
     if result.lookups_checked:
         click.echo(f"{result.lookups_checked} recorded look-ups were asked of the rules too")
     click.echo(

@@ -1,0 +1,127 @@
+"""Compiled twins of evaluators, built with the machine's own compiler when replay first wants them.
+
+A twin answers what its evaluator answers, already encoded, or that the inputs are none of its
+business. It is never asked to disagree: where its answer is not byte for byte what was recorded,
+the evaluator itself decides. So a machine without a compiler, or with a broken twin, reaches the
+same verdicts, only later. Owns the building; never writes into the installed package.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import shutil
+import subprocess
+import sysconfig
+import tempfile
+from collections.abc import Callable, Mapping
+from importlib.machinery import EXTENSION_SUFFIXES, ExtensionFileLoader
+from pathlib import Path
+from types import MappingProxyType
+
+import msgspec
+
+from pagetrail.catalog.errors import PagetrailError
+from pagetrail.catalog.kinds.decision import Decision
+from pagetrail.kernels.native_build import COMPILERS, cache_directory
+
+from .policy.types import alternatives_digest
+
+FLAGS = ("-std=c++17", "-O3", "-fPIC", "-shared", "-fvisibility=hidden", "-Wall", "-Wextra")
+BUILD_SECONDS_MAX = 120
+SOURCES = {"routing/min-ttft@1": "min_ttft"}
+"""The evaluators that have a twin, and the name of its source."""
+
+Answer = tuple[bytes, int, int, bytes]
+"""The encoded choice, the reason, the tie-break and the encoded alternatives."""
+
+Twin = Callable[[msgspec.Struct, msgspec.Struct], Answer | None]
+"""From weights and inputs to the answer; None: the evaluator must be asked."""
+
+Twins = Mapping[str, Twin]
+"""By the evaluator's name."""
+
+NO_TWINS: Twins = MappingProxyType({})
+
+_NIL = b"\xc0"
+
+
+class TwinBuildError(PagetrailError):
+    """There is no twin: no compiler, no headers of Python, or it failed. Says which."""
+
+
+def load_twins(directory: Path | None = None) -> Twins:
+    """Every twin, built if the cache has none. Raises TwinBuildError when one cannot be had.
+
+    ``directory``: where to build; default the user's cache.
+    """
+    return {
+        name: _load(source, _build(source, directory or cache_directory() / "twins"))
+        for name, source in SOURCES.items()
+    }
+
+
+def agrees(answer: Answer, decision: Decision) -> bool:
+    """Whether a twin's answer is what was recorded, byte for byte."""
+    choice, reason, tie_break, alternatives = answer
+    return (
+        bytes(decision.choice) == choice
+        and decision.reason == reason
+        and decision.tie_break == tie_break
+        and bytes(decision.alternatives) in (_NIL, alternatives)
+        and decision.digest == alternatives_digest(alternatives)
+    )
+
+
+def _load(source: str, library: Path) -> Twin:
+    loader = ExtensionFileLoader(source, str(library))
+    spec = importlib.util.spec_from_file_location(source, library, loader=loader)
+    if spec is None:
+        raise TwinBuildError(f"{library} is no extension module of this Python")
+    try:
+        module = importlib.util.module_from_spec(spec)
+        loader.exec_module(module)
+    except ImportError as error:
+        raise TwinBuildError(f"{library} does not load: {error}") from error
+    twin: Twin = module.evaluate
+    return twin
+
+
+def _build(source: str, directory: Path) -> Path:
+    """The extension module, made under a name that says of what: text, flags, compiler, Python."""
+    path = Path(__file__).resolve().parent / "native" / f"{source}.cpp"
+    headers = sysconfig.get_path("include")
+    if not (Path(headers) / "Python.h").exists():
+        raise TwinBuildError(f"{headers} holds no Python.h; install Python's headers")
+    compiler = next((found for name in COMPILERS if (found := shutil.which(name))), None)
+    if compiler is None:
+        raise TwinBuildError(f"no C++ compiler found (looked for {', '.join(COMPILERS)})")
+    version = _run([compiler, "--version"]).splitlines()[0]
+    suffix = EXTENSION_SUFFIXES[0]
+    key = hashlib.sha256(
+        b"\0".join((path.read_bytes(), "\0".join((version, suffix, headers, *FLAGS)).encode()))
+    ).hexdigest()
+    library = directory / f"{source}-{key[:32]}{suffix}"
+    if library.exists():
+        return library
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=directory) as scratch:
+            made = Path(scratch) / library.name
+            _run([compiler, *FLAGS, f"-I{headers}", str(path), "-o", str(made)])
+            made.replace(library)  # whole or not at all, also where two build at once
+    except OSError as error:
+        raise TwinBuildError(f"cannot write {library.name} to {directory}: {error}") from error
+    return library
+
+
+def _run(command: list[str]) -> str:
+    try:
+        answer = subprocess.run(
+            command, capture_output=True, text=True, check=False, timeout=BUILD_SECONDS_MAX
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise TwinBuildError(f"{command[0]} could not be run: {error}") from error
+    if answer.returncode:
+        raise TwinBuildError(f"{command[0]} failed:\n{answer.stderr[-2000:]}")
+    return answer.stdout
