@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -383,3 +386,21 @@ def test_text_prompts_of_a_document_are_served(cluster: LocalCluster, client: ht
     answer = completion(client, cluster.model, [TEXT[:400], TEXT[400:900]], max_tokens=2)
     assert [choice["index"] for choice in answer["choices"]] == [0, 1]
     assert answer["usage"]["completion_tokens"] == 4
+
+
+def test_the_chat_example_prints_what_the_gateway_answers(
+    cluster: LocalCluster, client: httpx.Client
+) -> None:
+    example = Path(__file__).resolve().parents[2] / "examples" / "chat.py"
+    question = "What may I do?"
+    answer = subprocess.run(
+        [sys.executable, str(example), cluster.url, question],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=WAIT_S,
+    )
+    asked = [{"role": "user", "content": question}]
+    body = {"model": cluster.model, "messages": asked, "max_tokens": 64}
+    whole = client.post("/v1/chat/completions", json=body).json()
+    assert answer.stdout.rstrip("\n") == whole["choices"][0]["message"]["content"].rstrip("\n")
