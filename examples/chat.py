@@ -25,6 +25,7 @@ def chat(url: str, message: str, most_tokens: int = 64) -> Iterator[str]:
         "model": served_model(url),
         "messages": [{"role": "user", "content": message}],
         "max_tokens": most_tokens,
+        "temperature": 0,
         "stream": True,
     }
     request = urllib.request.Request(

@@ -401,6 +401,6 @@ def test_the_chat_example_prints_what_the_gateway_answers(
         timeout=WAIT_S,
     )
     asked = [{"role": "user", "content": question}]
-    body = {"model": cluster.model, "messages": asked, "max_tokens": 64}
+    body = {"model": cluster.model, "messages": asked, "max_tokens": 64, "temperature": 0}
     whole = client.post("/v1/chat/completions", json=body).json()
     assert answer.stdout.rstrip("\n") == whole["choices"][0]["message"]["content"].rstrip("\n")
