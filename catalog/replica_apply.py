@@ -7,6 +7,7 @@ Which of several facts about one entity holds until when is found here, by the i
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from .errors import CorruptionError
 from .fact_columns import Stored
 from .kinds.decision import Decision
 from .replica_batch import Batch
-from .replica_naming import Ids, Incoming, Integers, name_entities
+from .replica_naming import Ids, Incoming, Integers, grouped, name_entities
 from .replica_schema import STORED_ENVELOPE, KindTables, event_columns
 
 
@@ -43,8 +44,13 @@ def insert(connection: duckdb.DuckDBPyConnection, batch: Batch) -> set[str]:
             catalog.append(Incoming(tables, tables.catalog, rows))
         else:
             _append(connection, tables.events, rows)
-    touched |= _insert_stored(connection, batch.stored)
-    named, entered = name_entities(connection, catalog)
+    if batch.stored:
+        with ThreadPoolExecutor(1) as beside:  # alone, neither keeps all processors busy
+            groups = beside.submit(grouped, catalog)
+            touched |= _insert_stored(connection, batch.stored)
+        named, entered = name_entities(connection, catalog, groups.result())
+    else:
+        named, entered = name_entities(connection, catalog, grouped(catalog))
     for incoming, ids in zip(catalog, named, strict=True):
         _insert_catalog(connection, incoming, ids, batch.first_seq)
     return touched | entered

@@ -1,8 +1,9 @@
 """Integer ids for the entities that incoming catalog facts speak of.
 
 An entity's id is the ``seq`` of the first fact that named it, be it by a fact of its own kind or by
-another's reference. What repeats inside a batch is found here, column by column; DuckDB is only
-asked which of the distinct keys earlier facts have named, and takes the new ones.
+another's reference. ``grouped`` finds what speaks of the same, column by column, and touches no
+database; ``name_entities`` then asks DuckDB which of the distinct ones earlier facts have named,
+and enters the others.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import pyarrow.compute as pc
 
 from .datalog.sql import identifier
 from .errors import InvariantError
+from .identity import DIGEST_BYTES
 from .replica_schema import REFERABLE, CatalogTables, KindTables, entity_columns
 
 Integers = npt.NDArray[np.int64]
@@ -46,132 +48,188 @@ class Ids:
 
 
 @dataclass(frozen=True, slots=True)
-class _Mentions:
-    """Keys, as columns of equal length, and the ``seq`` of the fact that holds each.
+class Group:
+    """All mentions of one kind of entity. ``codes`` gives each its entity, numbered from 0 without
+    gaps; by that number ``place`` is one of its mentions, and ``first`` the ``seq`` of the first.
 
-    ``lengths``: the mentions come in so many stretches, each in order of ``seq``.
+    The mentions are the rows of the places ``owners`` of the incoming kinds, one after another.
     """
 
-    keys: pa.Table
-    seq: Integers
-    lengths: Sequence[int]
+    codes: Integers
+    place: Integers
+    first: Integers
+    owners: tuple[int, ...]
+    lengths: tuple[int, ...]
+
+    def split(self, mentions: Integers) -> dict[int, Integers]:
+        """Values of mentions by their owners."""
+        ends = np.cumsum(self.lengths)[:-1]
+        return dict(zip(self.owners, np.split(mentions, ends), strict=True))
+
+
+def grouped(incoming: Sequence[Incoming]) -> dict[str, Group]:
+    """The mentions of entities, by the name of their kind, those that others refer to first."""
+    groups: dict[str, Group] = {}
+    referred: list[dict[str, tuple[Integers, int]]] = [{} for _ in incoming]
+    for name in REFERABLE:
+        owners = _owners(incoming, name)
+        if not owners:
+            continue
+        columns = [incoming[place].rows.column(f"{name}_id") for place in owners]
+        codes, count = _distinct(pa.chunked_array([c for m in columns for c in m.chunks]))
+        group = groups[name] = _group(codes, count, [incoming[place] for place in owners], owners)
+        for place, part in group.split(codes).items():
+            referred[place][f"{name}_id"] = part, count
+    for place, one in enumerate(incoming):
+        if one.tables.kind.name not in groups:
+            parts = [
+                referred[place][field] if field in one.catalog.ids else _distinct(rows)
+                for field, rows in ((f, one.rows.column(f)) for f in one.tables.kind.entity)
+            ]
+            groups[one.tables.kind.name] = _group(*_combined(parts), [one], (place,))
+    return groups
 
 
 def name_entities(
-    connection: duckdb.DuckDBPyConnection, incoming: Sequence[Incoming]
+    connection: duckdb.DuckDBPyConnection,
+    incoming: Sequence[Incoming],
+    groups: Mapping[str, Group],
 ) -> tuple[list[Ids], set[str]]:
     """Ids for every row, inside the caller's transaction; and the tables that took new entities.
 
     ``InvariantError`` when a table of entities holds one twice.
     """
+    own: dict[int, Integers] = {}
     references: list[dict[str, Integers]] = [{} for _ in incoming]
-    own: dict[str, Integers] = {}
     touched: set[str] = set()
-    for name in REFERABLE:
-        mentioning = [
-            (one, ids)
-            for one, ids in zip(incoming, references, strict=True)
-            if one.tables.kind.name == name or name in one.catalog.references
-        ]
-        if not mentioning:
-            continue
-        columns = [one.rows.column(f"{name}_id") for one, _ in mentioning]
-        mentions = _Mentions(
-            pa.table({f"{name}_id": pa.chunked_array([c for m in columns for c in m.chunks])}),
-            np.concatenate([one.seq for one, _ in mentioning]),
-            [one.rows.num_rows for one, _ in mentioning],
-        )
+    for name, group in groups.items():
         entities = f"entities_{name}"
         touched.add(entities)
-        e = _assign(connection, entities, mentions)
-        for (one, ids), part in zip(mentioning, _split(e, mentions.lengths), strict=True):
-            if one.tables.kind.name == name:
-                own[name] = part
+        e = _assign(connection, entities, _keys(name, group, incoming, references), group)
+        for place, ids in group.split(e).items():
+            if incoming[place].tables.kind.name == name:
+                own[place] = ids
             else:
-                ids[f"{name}_e"] = part
-    for one, ids in zip(incoming, references, strict=True):
-        if one.tables.kind.name in own:
-            continue
-        key = {
-            c.name: ids[c.name] if c.name in ids else one.rows.column(c.name)
-            for c in entity_columns(one.tables)[:-1]
-        }
-        mentions = _Mentions(pa.table(key), one.seq, [one.rows.num_rows])
-        touched.add(one.catalog.entities)
-        own[one.tables.kind.name] = _assign(connection, one.catalog.entities, mentions)
-    found = [
-        Ids(own[one.tables.kind.name], ids) for one, ids in zip(incoming, references, strict=True)
-    ]
-    return found, touched
+                references[place][f"{name}_e"] = ids
+    return [Ids(own[place], references[place]) for place in range(len(incoming))], touched
 
 
-def _assign(connection: duckdb.DuckDBPyConnection, entities: str, mentions: _Mentions) -> Integers:
-    """The id of each mention; entities that are named for the first time are entered."""
-    codes, count = _codes(mentions.keys)
-    place, first = _first_mentions(codes, count, mentions)
-    distinct = mentions.keys.take(pa.array(place)).append_column(
-        "place", pa.array(np.arange(count))
+def _owners(incoming: Sequence[Incoming], name: str) -> tuple[int, ...]:
+    """Places of the kinds whose facts name entities of a kind that can be referred to."""
+    return tuple(
+        place
+        for place, one in enumerate(incoming)
+        if one.tables.kind.name == name or name in one.catalog.references
     )
-    key = ", ".join(map(identifier, mentions.keys.column_names))
-    connection.register("mentioned", distinct)
+
+
+def _keys(
+    name: str,
+    group: Group,
+    incoming: Sequence[Incoming],
+    references: Sequence[Mapping[str, Integers]],
+) -> pa.Table:
+    """What names each entity of a group: the columns of its kind's table of entities but ``e``."""
+    place = pa.array(group.place)
+    if name in REFERABLE:
+        field = f"{name}_id"
+        chunks = [c for o in group.owners for c in incoming[o].rows.column(field).chunks]
+        return pa.table({field: pa.chunked_array(chunks).take(place)})
+    (owner,) = group.owners
+    one, ids = incoming[owner], references[owner]
+    columns = [column.name for column in entity_columns(one.tables)[:-1]]
+    return pa.table(
+        {c: ids[c][group.place] if c in ids else one.rows.column(c).take(place) for c in columns}
+    )
+
+
+def _assign(
+    connection: duckdb.DuckDBPyConnection, entities: str, keys: pa.Table, group: Group
+) -> Integers:
+    """The id of each mention; entities that are named for the first time are entered."""
+    count = len(group.place)
+    key = ", ".join(map(identifier, keys.column_names))
+    connection.register("mentioned", keys.append_column("place", pa.array(np.arange(count))))
     try:
         known = connection.execute(
             f"SELECT place, e FROM mentioned JOIN {entities} USING ({key})"
         ).fetchnumpy()
-        places: Integers = known["place"]
-        if len(np.unique(places)) != len(places):
-            raise InvariantError(
-                f"{entities} holds an entity twice; the replica is damaged, remove its file and "
-                "let it be rebuilt"
-            )
     finally:
         connection.unregister("mentioned")
+    places: Integers = known["place"]
+    if len(np.unique(places)) != len(places):
+        raise InvariantError(
+            f"{entities} holds an entity twice; the replica is damaged, remove its file and let it "
+            "be rebuilt"
+        )
+    e = group.first.copy()
+    e[places] = known["e"]
     is_new = np.ones(count, np.bool_)
     is_new[places] = False
-    first[places] = known["e"]
     new = np.flatnonzero(is_new)
-    new = new[np.argsort(first[new], kind="stable")]
-    rows = distinct.drop_columns("place").take(pa.array(new))
-    connection.register("named", rows.append_column("e", pa.array(first[new])))
+    new = new[np.argsort(e[new], kind="stable")]
+    connection.register("named", keys.take(pa.array(new)).append_column("e", pa.array(e[new])))
     try:
         connection.execute(f"INSERT INTO {entities} SELECT * FROM named")
     finally:
         connection.unregister("named")
-    return first[codes]
+    return e[group.codes]
 
 
-def _codes(keys: pa.Table) -> tuple[Integers, int]:
-    """(a number for each row, the same for equal rows; how many there are, from 0 without gaps)."""
-    codes, count = _distinct(keys.column(0))
-    for column in keys.columns[1:]:
-        more, size = _distinct(column)
-        codes, count = _distinct(pa.chunked_array([pa.array(codes * size + more)]))
+def _group(
+    codes: Integers, count: int, owners: Sequence[Incoming], places: tuple[int, ...]
+) -> Group:
+    latest = np.iinfo(np.int64).max
+    place, first = np.zeros(count, np.int64), np.full(count, latest)
+    start = 0
+    for one in owners:
+        # Of several values for one place the last stays, so the earliest is assigned last.
+        rows = np.arange(start, start + one.rows.num_rows)[::-1]
+        held = codes[rows]
+        here = np.full(count, latest)
+        here[held] = one.seq[::-1]
+        place[held] = rows
+        np.minimum(first, here, out=first)
+        start += one.rows.num_rows
+    return Group(codes, place, first, places, tuple(one.rows.num_rows for one in owners))
+
+
+def _combined(parts: Sequence[tuple[Integers, int]]) -> tuple[Integers, int]:
+    """One numbering of rows from those by their columns; each is (a number for each row, how many
+    numbers there are)."""
+    codes, count = parts[0]
+    for more, size in parts[1:]:
+        codes, count = _encoded(pa.array(codes * size + more))
     return codes, count
 
 
 def _distinct(column: pa.ChunkedArray) -> tuple[Integers, int]:
-    encoded = pc.dictionary_encode(column.combine_chunks())
+    values = column.combine_chunks()
+    words = _words(values)
+    if words is not None:
+        codes, count = _encoded(pa.array(words[:, 0] ^ words[:, 1]))
+        place = np.empty(count, np.int64)
+        place[codes] = np.arange(len(codes))
+        if np.array_equal(words[place[codes]], words):  # no two digests have met
+            return codes, count
+    return _encoded(values)
+
+
+def _encoded(values: pa.Array) -> tuple[Integers, int]:
+    encoded = pc.dictionary_encode(values)
     return encoded.indices.to_numpy().astype(np.int64), len(encoded.dictionary)
 
 
-def _first_mentions(codes: Integers, count: int, mentions: _Mentions) -> tuple[Integers, Integers]:
-    """For each code (a row that has it, the lowest ``seq`` of those that do)."""
-    place, first = np.zeros(count, np.int64), np.full(count, np.iinfo(np.int64).max)
-    start = 0
-    for length in mentions.lengths:
-        # Of several values for one place the last stays, so the earliest is assigned last.
-        rows = np.arange(start, start + length)[::-1]
-        held = codes[rows]
-        here = np.full(count, np.iinfo(np.int64).max)
-        here[held] = mentions.seq[rows]
-        place[held] = rows
-        np.minimum(first, here, out=first)
-        start += length
-    return place, first
-
-
-def _split(values: Integers, lengths: Sequence[int]) -> list[Integers]:
-    return np.split(values, np.cumsum(lengths)[:-1])
+def _words(values: pa.Array) -> npt.NDArray[np.uint64] | None:
+    """Digests as ``[rows, 4]``, which are told apart faster as numbers; None when they are none."""
+    if not pa.types.is_binary(values.type) or not len(values):
+        return None
+    _, offsets, data = values.buffers()
+    ends = np.frombuffer(offsets, np.int32)[values.offset : values.offset + len(values) + 1]
+    if not (np.diff(ends) == DIGEST_BYTES).all():
+        return None
+    held = np.frombuffer(data, np.uint8)[ends[0] : ends[-1]]
+    return held.view(np.uint64).reshape(len(values), -1)
 
 
 def _integers(column: pa.ChunkedArray) -> Integers:
