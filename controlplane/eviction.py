@@ -54,6 +54,58 @@ def evict_inputs(
     after it holds ``candidates_min`` nodes and, in columns that no stream holds, the need: every
     node left out was touched later than every node in it.
     """
+    nodes, left_out = _oldest(owner, recorded, account)
+    none, no = (0,) * len(nodes), (False,) * len(nodes)
+    widths = tuple([node.columns for node in nodes])
+    accesses = [node.accesses for node in nodes]
+    durable = _durable_of(nodes, widths)
+    recompute_ns, reload_ns = costs.column_recompute_ns, costs.column_reload_ns
+    further_runs, others = _parents_of(nodes)
+    runs = [*nodes, *others] if others else nodes
+    users = [run.holders for run in runs]
+    run_columns = widths + tuple([run.columns for run in others])
+    return EvictInputs(
+        need=recorded.need,
+        run_pages=tuple(
+            [
+                tuple([len(run.pages[group]) for run in runs])
+                if group in owner.windows
+                else run_columns
+                for group in range(len(owner.total()))
+            ]
+        ),
+        run_columns=run_columns,
+        # Held by the tree, by the nodes below it and by streams and leases.
+        run_holders=tuple([1 + run.children + held for run, held in zip(runs, users, strict=True)])
+        if any(users)
+        else tuple([1 + run.children for run in runs]),
+        entries=tuple([node.number for node in nodes]),
+        own_runs=tuple(range(len(nodes))),
+        further_runs=further_runs,
+        last_access=tuple([node.last_access for node in nodes]),
+        previous_access=tuple([node.previous_access for node in nodes]),
+        accesses=tuple(accesses),
+        depth_columns=tuple([node.start + node.columns for node in nodes])
+        if any(further_runs)
+        else widths,  # all begin at the root
+        resumed=tuple([node.resumed for node in nodes]),
+        superseded=tuple([node.superseded for node in nodes]),
+        durable=durable,
+        pinned=tuple([node.pins > 0 for node in nodes]) if any(users) else no,  # leases are users
+        dirty=no,
+        reuse_ppm=_reuse_ppm_of(accesses),
+        recompute_ns=tuple([width * recompute_ns for width in widths]),
+        reload_ns=none
+        if durable == no
+        else tuple([width * reload_ns * safe for width, safe in zip(widths, durable, strict=True)]),
+        sharing_ns=none,
+        slo_ns=none,
+        entries_cut=left_out,
+    )
+
+
+def _oldest(owner: PageOwner, recorded: EvictRecorded, account: int) -> tuple[list[Run], int]:
+    """The nodes that an eviction looks at, and how many of the account's it leaves out."""
     need_columns, nodes_min = max(recorded.need), recorded.candidates_min
     kept_nodes, oldest = owner.kept_nodes, owner.oldest_nodes()
     if account != ALL_ACCOUNTS:
@@ -69,42 +121,7 @@ def evict_inputs(
         last_access = node.last_access
         if not node.holders:
             columns += node.columns
-    widths = tuple([node.columns for node in nodes])
-    accesses = [node.accesses for node in nodes]
-    durable = _durable_of(nodes, widths)
-    recompute_ns, reload_ns = costs.column_recompute_ns, costs.column_reload_ns
-    none, no = (0,) * len(nodes), (False,) * len(nodes)
-    further_runs, others = _parents_of(nodes)
-    runs = [*nodes, *others] if others else nodes
-    return EvictInputs(
-        need=recorded.need,
-        run_pages=tuple(
-            [tuple([len(run.pages[group]) for run in runs]) for group in range(len(owner.total()))]
-        ),
-        run_columns=widths + tuple([run.columns for run in others]),
-        # Held by the tree, by the nodes below it and by streams and leases.
-        run_holders=tuple([1 + run.children + run.holders for run in runs]),
-        entries=tuple([node.number for node in nodes]),
-        own_runs=tuple(range(len(nodes))),
-        further_runs=further_runs,
-        last_access=tuple([node.last_access for node in nodes]),
-        previous_access=tuple([node.previous_access for node in nodes]),
-        accesses=tuple(accesses),
-        depth_columns=tuple([node.start + node.columns for node in nodes]),
-        resumed=tuple([node.resumed for node in nodes]),
-        superseded=tuple([node.superseded for node in nodes]),
-        durable=durable,
-        pinned=tuple([node.pins > 0 for node in nodes]),
-        dirty=no,
-        reuse_ppm=_reuse_ppm_of(accesses),
-        recompute_ns=tuple([width * recompute_ns for width in widths]),
-        reload_ns=none
-        if durable == no
-        else tuple([width * reload_ns * safe for width, safe in zip(widths, durable, strict=True)]),
-        sharing_ns=none,
-        slo_ns=none,
-        entries_cut=kept_nodes - len(nodes),
-    )
+    return nodes, kept_nodes - len(nodes)
 
 
 def _durable_of(nodes: list[Run], widths: tuple[int, ...]) -> tuple[bool, ...]:

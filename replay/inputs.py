@@ -26,6 +26,12 @@ from pagetrail.controlplane.view import (
 from .history import CatalogAt, CatalogHistory
 
 _ROUTE_RECORDED = msgspec.msgpack.Decoder(RouteRecorded)
+_ADMIT_RECORDED = msgspec.msgpack.Decoder(AdmitRecorded)
+_EVICT_RECORDED = msgspec.msgpack.Decoder(EvictRecorded)
+_RESTORE_RECORDED = msgspec.msgpack.Decoder(RestoreRecorded)
+_CHECKPOINT_RECORDED = msgspec.msgpack.Decoder(CheckpointRecorded)
+_KEEP_RECORDED = msgspec.msgpack.Decoder(KeepRecorded)
+_PREEMPT_RECORDED = msgspec.msgpack.Decoder(PreemptRecorded)
 
 Builder = Callable[[Any, Decision, CatalogHistory], msgspec.Struct]
 
@@ -68,34 +74,34 @@ def _route(view: RouterView, decision: Decision, history: CatalogHistory) -> msg
 
 
 def _admit(view: WorkerView, decision: Decision, history: CatalogHistory) -> msgspec.Struct:
-    recorded = msgspec.msgpack.decode(decision.recorded, type=AdmitRecorded)
+    recorded = _ADMIT_RECORDED.decode(decision.recorded)
     catalog, entries = _entries(view, recorded.lookup, decision, history)
     return view.admit_inputs(decision.subject, recorded, catalog, entries)
 
 
 def _evict(view: WorkerView, decision: Decision, history: CatalogHistory) -> msgspec.Struct:
-    recorded = msgspec.msgpack.decode(decision.recorded, type=EvictRecorded)
+    recorded = _EVICT_RECORDED.decode(decision.recorded)
     return view.evict_inputs(decision.subject, recorded)
 
 
 def _restore(view: WorkerView, decision: Decision, history: CatalogHistory) -> msgspec.Struct:
-    recorded = msgspec.msgpack.decode(decision.recorded, type=RestoreRecorded)
+    recorded = _RESTORE_RECORDED.decode(decision.recorded)
     catalog, entries = _entries(view, recorded.lookup, decision, history)
     return view.restore_inputs(decision.subject, recorded, catalog, entries)
 
 
 def _checkpoint(view: WorkerView, decision: Decision, history: CatalogHistory) -> msgspec.Struct:
-    recorded = msgspec.msgpack.decode(decision.recorded, type=CheckpointRecorded)
+    recorded = _CHECKPOINT_RECORDED.decode(decision.recorded)
     catalog, entries = _entries(view, recorded.lookup, decision, history)
     return view.checkpoint_inputs(decision.subject, recorded, catalog, entries)
 
 
 def _keep(view: WorkerView, decision: Decision, history: CatalogHistory) -> msgspec.Struct:
-    return view.keep_inputs(msgspec.msgpack.decode(decision.recorded, type=KeepRecorded))
+    return view.keep_inputs(_KEEP_RECORDED.decode(decision.recorded))
 
 
 def _preempt(view: WorkerView, decision: Decision, history: CatalogHistory) -> msgspec.Struct:
-    recorded = msgspec.msgpack.decode(decision.recorded, type=PreemptRecorded)
+    recorded = _PREEMPT_RECORDED.decode(decision.recorded)
     return view.preempt_inputs(decision.subject, recorded)
 
 

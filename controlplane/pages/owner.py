@@ -89,6 +89,11 @@ class PageOwner:
         """Commands applied so far."""
         return self._books.commands
 
+    @property
+    def windows(self) -> tuple[int, ...]:
+        """Groups whose runs may hold fewer pages than columns; in the others it is one a column."""
+        return self._books.windows
+
     def total(self) -> tuple[int, ...]:
         """All pages."""
         return tuple([pool.total for pool in self._books.pools])

@@ -184,6 +184,8 @@ class _Walk:
         """Why each candidate stays, as if it were no victim."""
         holders = self._holders
         if not any(barred):
+            if holders.count(1) + holders.count(0) == len(holders):
+                return [_NOT_NEEDED] * len(barred)  # nothing is shared; what is gone are victims
             reasons = [_NOT_NEEDED if holders[run] == 1 else _SHARED for run in self._own]
         else:
             reasons = [
