@@ -15,6 +15,7 @@ import subprocess
 import sysconfig
 import tempfile
 from collections.abc import Callable, Mapping
+from functools import cache
 from importlib.machinery import EXTENSION_SUFFIXES, ExtensionFileLoader
 from pathlib import Path
 from types import MappingProxyType
@@ -50,10 +51,12 @@ class TwinBuildError(PagetrailError):
     """There is no twin: no compiler, no headers of Python, or it failed. Says which."""
 
 
+@cache
 def load_twins(directory: Path | None = None) -> Twins:
-    """Every twin, built if the cache has none. Raises TwinBuildError when one cannot be had.
+    """Every twin, built if the cache has none; loaded once in a process.
 
-    ``directory``: where to build; default the user's cache.
+    ``directory``: where to build; default the user's cache. Raises TwinBuildError when one cannot
+    be had.
     """
     return {
         name: _load(source, _build(source, directory or cache_directory() / "twins"))

@@ -7,6 +7,7 @@ only for workers of which something has changed since. Pure; decides nothing.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from typing import NamedTuple
 
 from pagetrail.catalog.index import Entry
@@ -145,8 +146,7 @@ def starts_of(
     """
     shared = {0: _by_worker(holdings(catalog, entries, 0)) if entries else {}}
     if not ids or (not resident and not shared[0]):
-        none = (0,) * len(ids)
-        return Starts(tuple(range(len(ids))), (RECOMPUTE,) * len(ids), none, none, none)
+        return _recompute_all(len(ids))
     rows: list[tuple[int, int, int, int, int]] = []
     for place, worker in enumerate(ids):
         rows.append((place, RECOMPUTE, 0, 0, 0))
@@ -165,6 +165,12 @@ def starts_of(
                 restore_ns = holding.missing_bytes * costs[_UPLOAD] // MIB
                 rows.append((place, holding.tier, holding.tokens, load_ns, restore_ns))
     return Starts(*zip(*rows, strict=True))
+
+
+@lru_cache(maxsize=8)
+def _recompute_all(workers: int) -> Starts:
+    none = (0,) * workers
+    return Starts(tuple(range(workers)), (RECOMPUTE,) * workers, none, none, none)
 
 
 def _by_worker(held: tuple[Holding, ...]) -> dict[str, list[tuple[int, Holding]]]:

@@ -235,6 +235,7 @@ def test_without_the_headers_of_python_there_is_no_twin_and_it_is_said(
 @needs_compiler
 def test_a_twin_is_built_once(tmp_path: Path) -> None:
     twins.load_twins(tmp_path)
+    twins.load_twins.cache_clear()
     (made,) = tmp_path.iterdir()
     before = made.stat().st_mtime_ns
     twins.load_twins(tmp_path)

@@ -27,6 +27,7 @@ needs_compiler = pytest.mark.skipif(
 def for_any_log(monkeypatch: pytest.MonkeyPatch) -> None:
     """Twins are used however short a log is."""
     monkeypatch.setattr("pagetrail.replay.verify.TWINS_FACTS_MIN", 0)
+    twins.load_twins.cache_clear()
 
 
 def verdict(result: VerifyResult) -> VerifyResult:
