@@ -1,7 +1,7 @@
 """Runs a compiled query on a DuckDB connection and hands back a pyarrow Table.
 
-Each run uses a cursor of its own, inside one transaction that is rolled back at the end: it sees
-one state of the database however many statements it takes, and leaves nothing behind.
+Each run uses a cursor of its own, and, when it takes several statements, one transaction that is
+rolled back at the end: it sees one state of the database and leaves nothing behind.
 """
 
 from __future__ import annotations
@@ -67,7 +67,8 @@ def run(
     cursor = connection.cursor()
     try:
         with interrupted_after(cursor, limits.seconds):
-            cursor.begin()
+            if query.tables:  # else one statement sees one state by itself
+                cursor.begin()
             for view, given in rows.items():
                 cursor.register(view, given)
             for group in query.tables:
@@ -227,9 +228,10 @@ def _parsed(sql: str) -> duckdb.Statement:
 _REFERENCE = re.compile(r"'(?:[^']|'')*'|\"(?:[^\"]|\"\")*\"|\$([a-z_0-9]+)")
 
 
-def referenced(sql: str) -> list[str]:
+@lru_cache(maxsize=256)
+def referenced(sql: str) -> tuple[str, ...]:
     """Names of the parameters that generated SQL refers to."""
-    return [m[1] for m in _REFERENCE.finditer(sql) if m[1]]
+    return tuple(m[1] for m in _REFERENCE.finditer(sql) if m[1])
 
 
 def _used(sql: str, arguments: Mapping[str, Value]) -> dict[str, Any]:
