@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from typing import TypeAlias
 
 import msgspec
@@ -208,9 +209,13 @@ def part_id(node: bytes, group: int, shard: int) -> bytes:
     _check_digest(node, "node id")
     if group < 0 or shard < 0:
         raise BadInputError(f"group and shard must not be negative, not {group} and {shard}")
-    return hashlib.sha256(
-        _PART_DOMAIN + node + canonical({"group": group, "shard": shard})
-    ).digest()
+    return hashlib.sha256(_PART_DOMAIN + node + _coordinates(group, shard)).digest()
+
+
+@lru_cache(maxsize=1024, typed=True)
+def _coordinates(group: int, shard: int) -> bytes:
+    """The same few coordinates are encoded for every node."""
+    return canonical({"group": group, "shard": shard})
 
 
 def content_id(payload: bytes | memoryview) -> bytes:
