@@ -19,7 +19,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 SOURCES = ("linear.cpp", "rows.cpp", "attention.cpp", "pages.cpp", "program.cpp")
-HEADERS = ("vec.h", "storage.h", "wide.h", "pool.h", "product.h", "pairs.h", "lines.h", "calls.h")
+HEADERS = (
+    *("vec.h", "storage.h", "wide.h", "pool.h", "product.h", "pairs.h"),
+    *("ahead.h", "lines.h", "lines_16.h", "calls.h"),
+)
 FLAGS = ("-std=c++17", "-O3", "-fPIC", "-pthread", "-ffp-contract=off", "-Wno-psabi")
 COMPILERS = ("g++", "c++", "clang++")
 BUILD_SECONDS_MAX = 600

@@ -28,7 +28,7 @@ namespace {
 
 constexpr int64_t SPAN = 256, ITEM_FIELDS = 6;
 constexpr int64_t DIRECT_LINES = 8;  // as many lines read half types from the pages without a copy
-constexpr int64_t KEYS_AHEAD = 16, VALUES_AHEAD = 16;  // between what is read and what is asked for
+constexpr int64_t PANELS_AT_ONCE = panels_beside<Plain<F32>>(Plain<F32>::ROWS);
 constexpr float LOG2E = 1.4426950408889634f;
 constexpr float MINUS_INFINITY = -std::numeric_limits<float>::infinity();
 
@@ -76,13 +76,14 @@ class ItemRun {
         first_position_ = kv_len_ - a.q_indptr[seq + 1] + row0_;
         of_head_ = rows_ * group_;
         lines_ = heads_ * of_head_;
-        depth_ = a.keys[0].width + (a.key_slabs > 1 ? a.keys[1].width : 0);
+        depth_ = a.keys[0].width + second_width();
+        query_ = query_floats(a.keys[0].width, second_width());
         width_ = padded(a.values.width);
-        const int64_t need = lines_ * (depth_ + SPAN + 2 * width_ + 4) +
-                             std::max(KEYS_AT_ONCE * depth_, SPAN * width_);
+        const int64_t need = lines_ * (query_ + SPAN + 2 * width_ + 4) +
+                             std::max(TOKENS_AT_ONCE * depth_, SPAN * width_);
         if (int64_t(scratch.size()) < need) scratch.resize(size_t(need));
         float* at = scratch.data();
-        q_ = at, at += lines_ * depth_;
+        q_ = at, at += lines_ * query_;
         scores_ = at, at += lines_ * SPAN;
         span_o_ = at, at += lines_ * width_;
         o_ = at, at += lines_ * width_;
@@ -97,10 +98,8 @@ class ItemRun {
         const v8 factor = set1(a_.scale * LOG2E);
         for (int64_t line = 0; line < lines_; line++) {
             const float* q = a_.q + row_of(line) * a_.ldq + head_of(line) * depth_;
-            for (int64_t i = 0; i < depth_; i += LANES) {
-                const int64_t n = std::min<int64_t>(LANES, depth_ - i);
-                store_first(q_ + line * depth_ + i, load_first(q + i, n) * factor, n);
-            }
+            lay_query(q, a_.keys[0].width, second_width(), factor, line % of_head_, of_head_,
+                      q_ + (line - line % of_head_) * query_);
             tops_[line] = MINUS_INFINITY;
             sums_[line] = 0.0f;
         }
@@ -120,6 +119,7 @@ class ItemRun {
     }
 
   private:
+    int64_t second_width() const { return a_.key_slabs > 1 ? a_.keys[1].width : 0; }
     // Lines stand by KV head, then row, then query head of the group.
     int64_t row_of(int64_t line) const { return row0_ + line / group_ % rows_; }
     int64_t head_of(int64_t line) const {
@@ -151,64 +151,65 @@ class ItemRun {
                      span_tops_[line], span_sums_[line], width_);
     }
 
-    // Asks for rows that will be read soon: pages lie anywhere, so no hardware foresees them.
-    // As many at a time as are read next: more would stand in line before the reads.
-    void prefetch(const Slab& slab, int64_t from, int64_t to, int64_t head) const {
-        constexpr int64_t line = 64 / int64_t(sizeof(T));
-        for (int64_t j = from; j < std::min(to, hi_); j++) {
-            const T* row = row_at(slab, j, head);
-            for (int64_t i = 0; i < slab.width; i += line) __builtin_prefetch(row + i);
-        }
-    }
-
     // Few lines a head read the pages as they lie: all heads of a token, which lie side by side,
     // before the next. For many, a tile of keys is made fp32 and contiguous first.
     bool direct() const { return of_head_ <= DIRECT_LINES; }
 
+    // Where the block of tokens from `from` on lies, for the arithmetic to ask for.
+    Ahead ahead_of(const Slab* slabs, int64_t count, int64_t from) {
+        int64_t n = 0;
+        for (const Slab* slab = slabs; slab < slabs + count; slab++)
+            for (int64_t j = from; j < std::min(from + TOKENS_AT_ONCE, hi_); j++)
+                stretches_[n++] = {row_at(*slab, j), heads_ * slab->width * int64_t(sizeof(T))};
+        return Ahead(stretches_, n);
+    }
+
     void score(int64_t span, int64_t from, int64_t to) {
-        for (int64_t j = from; j < to; j += KEYS_AT_ONCE) {
-            const int64_t n = std::min(KEYS_AT_ONCE, to - j);
+        const T *first[TOKENS_AT_ONCE], *second[TOKENS_AT_ONCE];
+        for (int64_t j = from; j < to; j += TOKENS_AT_ONCE) {
+            const int64_t n = std::min(TOKENS_AT_ONCE, to - j);
+            const int64_t next = j + TOKENS_AT_ONCE;
+            Ahead ahead = next < to ? ahead_of(a_.keys, a_.key_slabs, next)
+                                    : ahead_of(&a_.values, 1, from);
+            for (int64_t k = 0; k < TOKENS_AT_ONCE; k++) {
+                first[k] = k < n ? row_at(a_.keys[0], j + k) : first[k - 1];
+                if (a_.key_slabs > 1)
+                    second[k] = k < n ? row_at(a_.keys[1], j + k) : second[k - 1];
+            }
             for (int64_t h = 0; h < heads_; h++) {
-                for (int64_t s = 0; s < a_.key_slabs; s++)
-                    prefetch(a_.keys[s], j + KEYS_AHEAD, j + KEYS_AHEAD + n, h);
                 if (direct())
-                    score_pages(h, j, n, scores_ + (j - span));
+                    score_head<S>(h, first, second, n, scores_ + (j - span), ahead);
                 else
-                    score_widened(h, j, n, scores_ + (j - span));
+                    score_widened(h, first, second, n, scores_ + (j - span), ahead);
+                for (int64_t k = 0; k < TOKENS_AT_ONCE; k++) first[k] += a_.keys[0].head_stride;
+                for (int64_t k = 0; a_.key_slabs > 1 && k < TOKENS_AT_ONCE; k++)
+                    second[k] += a_.keys[1].head_stride;
             }
         }
     }
 
-    void score_pages(int64_t head, int64_t key, int64_t count, float* scores) {
-        const T *first[KEYS_AT_ONCE], *second[KEYS_AT_ONCE];
-        for (int64_t k = 0; k < count; k++) {
-            first[k] = row_at(a_.keys[0], key + k, head);
-            if (a_.key_slabs > 1) second[k] = row_at(a_.keys[1], key + k, head);
-        }
-        score_head<S>(head, first, second, count, scores);
-    }
-
-    void score_widened(int64_t head, int64_t key, int64_t count, float* scores) {
-        const float *first[KEYS_AT_ONCE], *second[KEYS_AT_ONCE];
-        for (int64_t k = 0; k < count; k++) {
-            float* to = widened_ + k * depth_;
+    void score_widened(int64_t head, const T* const* first_rows, const T* const* second_rows,
+                       int64_t count, float* scores, Ahead& ahead) {
+        const float *first[TOKENS_AT_ONCE], *second[TOKENS_AT_ONCE];
+        for (int64_t k = 0; k < TOKENS_AT_ONCE; k++) {
+            float* to = widened_ + std::min(k, count - 1) * depth_;
             first[k] = to;
             second[k] = to + a_.keys[0].width;
-            widen<S>(row_at(a_.keys[0], key + k, head), a_.keys[0].width, to);
+            if (k >= count) continue;
+            widen<S>(first_rows[k], a_.keys[0].width, to);
             if (a_.key_slabs > 1)
-                widen<S>(row_at(a_.keys[1], key + k, head), a_.keys[1].width,
-                         to + a_.keys[0].width);
+                widen<S>(second_rows[k], a_.keys[1].width, to + a_.keys[0].width);
         }
-        score_head<F32>(head, first, second, count, scores);
+        score_head<F32>(head, first, second, count, scores, ahead);
     }
 
     template <class K>
     void score_head(int64_t head, const typename K::T* const* first,
-                    const typename K::T* const* second, int64_t count, float* scores) {
-        const Keys<K> keys{first, second, a_.keys[0].width,
-                           a_.key_slabs > 1 ? a_.keys[1].width : 0};
+                    const typename K::T* const* second, int64_t count, float* scores,
+                    Ahead& ahead) {
+        const Keys<K> keys{first, second, a_.keys[0].width, second_width()};
         const int64_t line = head * of_head_;
-        score_lines(keys, count, q_ + line * depth_, depth_, of_head_, scores + line * SPAN, SPAN);
+        score_lines(keys, count, q_ + line * query_, of_head_, scores + line * SPAN, SPAN, ahead);
     }
 
     // Scores of a line in this span -> weights 2^(s - max), their max and sum. A lane of the sum
@@ -234,7 +235,15 @@ class ItemRun {
         }
         const float highest = max_lanes(top);
         v8 sum = set1(0.0f);
-        for (int64_t i = first; i < b; i += LANES) {
+        int64_t i = first;
+#ifdef __AVX512F__
+        for (; i + 2 * LANES <= b; i += 2 * LANES) {
+            const v16 p = exp2_16(load16(s + i) - set16(highest));
+            store16(s + i, p);
+            sum = (sum + low8(p)) + high8(p);
+        }
+#endif
+        for (; i < b; i += LANES) {
             const v8 p = exp2_8(load8(s + i) - set1(highest));
             store8(s + i, p);
             sum = sum + p;
@@ -265,15 +274,22 @@ class ItemRun {
 
     // O[line] += sum over keys [a, b) of p[line][key] V[key], key by key, for lines of some rows.
     void weigh(int64_t span, int64_t a, int64_t b, int64_t row, int64_t count) {
-        const T* rows[VALUES_AT_ONCE];
-        for (int64_t j = a; j < b; j += VALUES_AT_ONCE) {
-            const int64_t n = std::min(VALUES_AT_ONCE, b - j);
+        const T* rows[TOKENS_AT_ONCE];
+        for (int64_t j = a; j < b; j += TOKENS_AT_ONCE) {
+            const int64_t n = std::min(TOKENS_AT_ONCE, b - j), next = j + TOKENS_AT_ONCE;
+            Ahead ahead;
+            if (count == rows_)  // else a corner of the range, whose values have been asked for
+                ahead = next < b ? ahead_of(&a_.values, 1, next)
+                                 : ahead_of(a_.keys, a_.key_slabs, span + SPAN);
+            for (int64_t k = 0; k < n; k++) rows[k] = row_at(a_.values, j + k);
             for (int64_t h = 0; h < heads_; h++) {
-                prefetch(a_.values, j + VALUES_AHEAD, j + VALUES_AHEAD + n, h);
-                for (int64_t k = 0; k < n; k++) rows[k] = row_at(a_.values, j + k, h);
                 const int64_t line = h * of_head_ + row * group_;
-                weigh_lines<S>(rows, n, a_.values.width, scores_ + line * SPAN + (j - span), SPAN,
-                               span_o_ + line * width_, width_, count * group_);
+                const float* weights = scores_ + line * SPAN + (j - span);
+                for (int64_t k = 0; k < n; k += VALUES_AT_ONCE)
+                    weigh_lines<S>(rows + k, std::min(VALUES_AT_ONCE, n - k), a_.values.width,
+                                   weights + k, SPAN, span_o_ + line * width_, width_,
+                                   count * group_, ahead);
+                for (int64_t k = 0; k < n; k++) rows[k] += a_.values.head_stride;
             }
         }
     }
@@ -283,7 +299,6 @@ class ItemRun {
         const int64_t count = b - a, whole = a_.values.width / LANES * LANES;
         const int64_t line = head * of_head_;
         for (int64_t j = a; j < b; j++) {
-            prefetch(a_.values, j + VALUES_AHEAD, j + VALUES_AHEAD + 1, head);
             const T* v = row_at(a_.values, j, head);
             float* out = widened_ + (j - a) * PANEL;
             int64_t i = 0;
@@ -293,17 +308,19 @@ class ItemRun {
                 out[i / PANEL * count * PANEL + i % PANEL] =
                     i < a_.values.width ? S::load(v[i]) : 0.0f;
         }
-        for (int64_t panel = 0; panel < width_ / PANEL; panel++)
+        for (int64_t panel = 0; panel < width_ / PANEL; panel += PANELS_AT_ONCE)
             product_panels<F32>(scores_ + line * SPAN + (a - span), SPAN,
-                                widened_ + panel * count * PANEL, PANEL, count * PANEL, 1, count,
+                                widened_ + panel * count * PANEL, PANEL, count * PANEL,
+                                std::min(PANELS_AT_ONCE, width_ / PANEL - panel), count,
                                 span_o_ + line * width_ + panel * PANEL, width_, of_head_, false);
     }
 
     const Attention& a_;
     const int64_t head_, heads_, group_, row0_, rows_, lo_, hi_, slot_;
-    int64_t kv_len_, base_, first_position_, of_head_, lines_, depth_, width_;
+    int64_t kv_len_, base_, first_position_, of_head_, lines_, depth_, query_, width_;
     const int32_t* pages_;
     int page_shift_ = 0;
+    Ahead::Stretch stretches_[2 * TOKENS_AT_ONCE];  // of two slabs
     // widened_: keys of a tile, then values of a span. Never both at once.
     float *q_, *scores_, *span_o_, *o_, *tops_, *sums_, *span_tops_, *span_sums_, *widened_;
 };

@@ -11,13 +11,21 @@
 
 #include <algorithm>
 
+#include "ahead.h"
 #include "storage.h"
 
 namespace pt {
 
-constexpr int64_t KEYS_AT_ONCE = 16, VALUES_AT_ONCE = 4;
+// Tokens of a block: what is read while the next block is asked for. Values of VALUES_AT_ONCE
+// tokens are summed up before the sums go back to memory.
+#ifdef __AVX512F__
+constexpr int64_t TOKENS_AT_ONCE = 32, VALUES_AT_ONCE = TOKENS_AT_ONCE;
+#else
+constexpr int64_t TOKENS_AT_ONCE = 16, VALUES_AT_ONCE = 4;
+#endif
 
-// Rows of up to KEYS_AT_ONCE keys in each of two slabs; `second_width` 0 says there is but one.
+// Rows of TOKENS_AT_ONCE keys in each of two slabs (past the last key, any row that may be read);
+// `second_width` 0 says there is but one slab.
 template <class S>
 struct Keys {
     const typename S::T *const *first, *const *second;
@@ -39,6 +47,11 @@ inline void widen(const typename S::T* from, int64_t width, float* to) {
     for (; i < width; i++) to[i] = S::load(from[i]);
 }
 
+#ifdef __AVX512F__
+}  // namespace pt
+#include "lines_16.h"
+namespace pt {
+#else
 // sum_lanes of eight vectors at once; result lane i is that of r[i].
 inline v8 sum_lanes_of_8(const v8 r[8]) {
     v8 quarters[4], pairs[2];
@@ -54,8 +67,9 @@ inline v8 sum_lanes_of_8(const v8 r[8]) {
 
 // L lines times N keys, L * N <= 8. Not inlined: alone, everything it needs stays in registers.
 template <class S, int L, int N>
-[[gnu::noinline]] void score_block(const Keys<S>& keys, int64_t key, const float* q, int64_t ldq, float* out,
-                        int64_t ldo) {
+[[gnu::noinline]] void score_block(const Keys<S>& keys, int64_t key, const float* q, int64_t ldq,
+                                   float* out, int64_t ldo, Ahead& shared) {
+    Ahead ahead = shared;
     v8 sums[L * N];
 #pragma GCC unroll 8
     for (int i = 0; i < L * N; i++) sums[i] = set1(0.0f);
@@ -64,6 +78,7 @@ template <class S, int L, int N>
         for (int n = 0; n < N; n++) rows[n] = all[key + n];
         const int64_t whole = width / LANES * LANES;
         for (int64_t i = 0; i < whole; i += LANES) {
+            ahead.template step<N * LANES * int(sizeof(typename S::T))>();
             v8 k[N];
             for (int n = 0; n < N; n++) k[n] = S::load8(rows[n] + i);
             for (int l = 0; l < L; l++) {
@@ -81,6 +96,7 @@ template <class S, int L, int N>
     };
     slab(keys.first, keys.first_width, q);
     if (keys.second_width) slab(keys.second, keys.second_width, q + keys.first_width);
+    shared = ahead;
     v8 padded[8];
     for (int i = 0; i < 8; i++) padded[i] = i < L * N ? sums[i] : set1(0.0f);
     const v8 scores = sum_lanes_of_8(padded);
@@ -91,27 +107,41 @@ template <class S, int L, int N>
 
 template <class S, int L>
 inline void score_keys(const Keys<S>& keys, int64_t count, const float* q, int64_t ldq, float* out,
-                       int64_t ldo) {
+                       int64_t ldo, Ahead& ahead) {
     constexpr int N = 8 / L;
     int64_t key = 0;
-    for (; key + N <= count; key += N) score_block<S, L, N>(keys, key, q, ldq, out, ldo);
-    for (; key < count; key++) score_block<S, L, 1>(keys, key, q, ldq, out, ldo);
+    for (; key + N <= count; key += N) score_block<S, L, N>(keys, key, q, ldq, out, ldo, ahead);
+    for (; key < count; key++) score_block<S, L, 1>(keys, key, q, ldq, out, ldo, ahead);
 }
 
-// out[line][key] for `count` keys; queries lie `ldq` apart and hold both slabs' elements.
+// Queries lie one line after the other, both slabs' elements side by side.
+inline int64_t query_floats(int64_t first_width, int64_t second_width) {
+    return first_width + second_width;
+}
+inline void lay_query(const float* from, int64_t first_width, int64_t second_width, v8 factor,
+                      int64_t line, int64_t, float* to) {
+    const int64_t width = first_width + second_width;
+    for (int64_t i = 0; i < width; i += LANES) {
+        const int64_t n = std::min<int64_t>(LANES, width - i);
+        store_first(to + line * width + i, load_first(from + i, n) * factor, n);
+    }
+}
+
+// out[line][key] for `count` keys; q as lay_query leaves it.
 template <class S>
-inline void score_lines(const Keys<S>& keys, int64_t count, const float* q, int64_t ldq,
-                        int64_t lines, float* out, int64_t ldo) {
+inline void score_lines(const Keys<S>& keys, int64_t count, const float* q, int64_t lines,
+                        float* out, int64_t ldo, Ahead& ahead) {
+    const int64_t ldq = query_floats(keys.first_width, keys.second_width);
     for (; lines >= 4; lines -= 4, q += 4 * ldq, out += 4 * ldo)
-        score_keys<S, 4>(keys, count, q, ldq, out, ldo);
-    if (lines == 3) return score_keys<S, 3>(keys, count, q, ldq, out, ldo);
-    if (lines == 2) return score_keys<S, 2>(keys, count, q, ldq, out, ldo);
-    if (lines == 1) score_keys<S, 1>(keys, count, q, ldq, out, ldo);
+        score_keys<S, 4>(keys, count, q, ldq, out, ldo, ahead);
+    if (lines == 3) return score_keys<S, 3>(keys, count, q, ldq, out, ldo, ahead);
+    if (lines == 2) return score_keys<S, 2>(keys, count, q, ldq, out, ldo, ahead);
+    if (lines == 1) score_keys<S, 1>(keys, count, q, ldq, out, ldo, ahead);
 }
 
 template <class S, int L, int N>
 inline void weigh_block(const typename S::T* const* rows, int64_t width, const float* p,
-                        int64_t ldp, float* o, int64_t ldo) {
+                        int64_t ldp, float* o, int64_t ldo, Ahead& ahead) {
     v8 weights[L][N];
     for (int l = 0; l < L; l++)
         for (int n = 0; n < N; n++) weights[l][n] = set1(p[l * ldp + n]);
@@ -125,6 +155,7 @@ inline void weigh_block(const typename S::T* const* rows, int64_t width, const f
     const int64_t whole = width / LANES * LANES;
     v8 v[N];
     for (int64_t i = 0; i < whole; i += LANES) {
+        ahead.template step<N * LANES * int(sizeof(typename S::T))>();
         for (int n = 0; n < N; n++) v[n] = S::load8(rows[n] + i);
         columns(i, v);
     }
@@ -136,24 +167,26 @@ inline void weigh_block(const typename S::T* const* rows, int64_t width, const f
 // `count` keys, at most VALUES_AT_ONCE. o is padded to whole vectors; what lies past `width` stays.
 template <class S>
 inline void weigh_lines(const typename S::T* const* rows, int64_t count, int64_t width,
-                        const float* p, int64_t ldp, float* o, int64_t ldo, int64_t lines) {
+                        const float* p, int64_t ldp, float* o, int64_t ldo, int64_t lines,
+                        Ahead& ahead) {
     for (int64_t line = 0; line < lines; line += 2) {
         const float* weights = p + line * ldp;
         float* out = o + line * ldo;
         const bool pair = line + 1 < lines;
         if (count == VALUES_AT_ONCE) {
             if (pair)
-                weigh_block<S, 2, VALUES_AT_ONCE>(rows, width, weights, ldp, out, ldo);
+                weigh_block<S, 2, VALUES_AT_ONCE>(rows, width, weights, ldp, out, ldo, ahead);
             else
-                weigh_block<S, 1, VALUES_AT_ONCE>(rows, width, weights, ldp, out, ldo);
+                weigh_block<S, 1, VALUES_AT_ONCE>(rows, width, weights, ldp, out, ldo, ahead);
             continue;
         }
         for (int64_t n = 0; n < count; n++)
             if (pair)
-                weigh_block<S, 2, 1>(rows + n, width, weights + n, ldp, out, ldo);
+                weigh_block<S, 2, 1>(rows + n, width, weights + n, ldp, out, ldo, ahead);
             else
-                weigh_block<S, 1, 1>(rows + n, width, weights + n, ldp, out, ldo);
+                weigh_block<S, 1, 1>(rows + n, width, weights + n, ldp, out, ldo, ahead);
     }
 }
 
+#endif
 }  // namespace pt

@@ -49,13 +49,46 @@ inline uint16_t float_to_bfloat(float x) {
     return uint16_t((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
 }
 
-// One struct per storage type: `T` is the stored type, load8 widens and store8 narrows eight.
+#ifdef __AVX512F__
+// Sixteen 16-bit elements: in a row, the first n of a row, or eight of each of two rows.
+inline __m256i raw16(const uint16_t* p) {
+    return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+}
+inline __m256i raw16_first(const uint16_t* p, int64_t n) {
+    return _mm256_maskz_loadu_epi16(first16(n), p);
+}
+inline __m256i raw_two(const uint16_t* a, const uint16_t* b) {
+    return _mm256_inserti128_si256(
+        _mm256_castsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(a))),
+        _mm_loadu_si128(reinterpret_cast<const __m128i*>(b)), 1);
+}
+inline __m256i raw_two_first(const uint16_t* a, const uint16_t* b, int64_t n) {
+    const __mmask8 some = __mmask8(first16(n));
+    return _mm256_inserti128_si256(_mm256_castsi128_si256(_mm_maskz_loadu_epi16(some, a)),
+                                   _mm_maskz_loadu_epi16(some, b), 1);
+}
+#endif
+
+// One struct per storage type: `T` is the stored type, load8 widens and store8 narrows eight; with
+// registers of sixteen, load16 widens sixteen of one row and load_two eight of each of two rows.
 struct F32 {
     typedef float T;
     static v8 load8(const float* p) { return pt::load8(p); }
     static void store8(float* p, v8 x) { pt::store8(p, x); }
     static float load(float x) { return x; }
     static float narrow(float x) { return x; }
+#ifdef __AVX512F__
+    static v16 load16(const float* p) { return pt::load16(p); }
+    static v16 load16_first(const float* p, int64_t n) { return pt::load16_first(p, n); }
+    static v16 load_two(const float* a, const float* b) {
+        return _mm512_insertf32x8(_mm512_castps256_ps512(_mm256_loadu_ps(a)), _mm256_loadu_ps(b), 1);
+    }
+    static v16 load_two_first(const float* a, const float* b, int64_t n) {
+        const __mmask8 some = __mmask8(first16(n));
+        return _mm512_insertf32x8(_mm512_castps256_ps512(_mm256_maskz_loadu_ps(some, a)),
+                                  _mm256_maskz_loadu_ps(some, b), 1);
+    }
+#endif
 };
 
 struct F16 {
@@ -78,6 +111,15 @@ struct F16 {
 #endif
     }
     static float load(uint16_t x) { return half_to_float(x); }
+#ifdef __AVX512F__
+    static v16 widen16(__m256i raw) { return _mm512_cvtph_ps(raw); }
+    static v16 load16(const uint16_t* p) { return widen16(raw16(p)); }
+    static v16 load16_first(const uint16_t* p, int64_t n) { return widen16(raw16_first(p, n)); }
+    static v16 load_two(const uint16_t* a, const uint16_t* b) { return widen16(raw_two(a, b)); }
+    static v16 load_two_first(const uint16_t* a, const uint16_t* b, int64_t n) {
+        return widen16(raw_two_first(a, b, n));
+    }
+#endif
     static uint16_t narrow(float x) { return float_to_half(x); }
 };
 
@@ -97,6 +139,17 @@ struct BF16 {
         for (int i = 0; i < LANES; i++) p[i] = float_to_bfloat(x[i]);
     }
     static float load(uint16_t x) { return bits_to_float(uint32_t(x) << 16); }
+#ifdef __AVX512F__
+    static v16 widen16(__m256i raw) {
+        return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(raw), 16));
+    }
+    static v16 load16(const uint16_t* p) { return widen16(raw16(p)); }
+    static v16 load16_first(const uint16_t* p, int64_t n) { return widen16(raw16_first(p, n)); }
+    static v16 load_two(const uint16_t* a, const uint16_t* b) { return widen16(raw_two(a, b)); }
+    static v16 load_two_first(const uint16_t* a, const uint16_t* b, int64_t n) {
+        return widen16(raw_two_first(a, b, n));
+    }
+#endif
     static uint16_t narrow(float x) { return float_to_bfloat(x); }
 };
 

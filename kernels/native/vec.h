@@ -6,6 +6,7 @@
 
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <cstring>
 
@@ -41,9 +42,37 @@ inline v8 fma8(v8 a, v8 b, v8 c) {
 #endif
 }
 
-inline v8 select(v8i mask, v8 yes, v8 no) {
-    return reinterpret_cast<v8>((mask & reinterpret_cast<v8i>(yes)) |
-                                (~mask & reinterpret_cast<v8i>(no)));
+#ifdef __AVX512F__
+// Registers of sixteen floats. What is computed with them keeps the orders of eight lanes.
+typedef float v16 __attribute__((vector_size(64)));
+typedef int32_t v16i __attribute__((vector_size(64)));
+
+inline v16 set16(float x) { return _mm512_set1_ps(x); }
+inline v16 load16(const float* p) { return _mm512_loadu_ps(p); }
+inline void store16(float* p, v16 x) { _mm512_storeu_ps(p, x); }
+inline __mmask16 first16(int64_t n) { return __mmask16((1u << n) - 1u); }
+inline v16 load16_first(const float* p, int64_t n) { return _mm512_maskz_loadu_ps(first16(n), p); }
+inline void store16_first(float* p, v16 x, int64_t n) { _mm512_mask_storeu_ps(p, first16(n), x); }
+inline v16 fma16(v16 a, v16 b, v16 c) { return _mm512_fmadd_ps(a, b, c); }
+inline v16 twice8(const float* p) { return _mm512_broadcast_f32x8(_mm256_loadu_ps(p)); }
+inline v8 low8(v16 x) { return _mm512_castps512_ps256(x); }
+inline v8 high8(v16 x) { return _mm512_extractf32x8_ps(x, 1); }
+inline v16 fused(v16 a, v16 b, v16 c) { return fma16(a, b, c); }
+#endif
+inline v8 fused(v8 a, v8 b, v8 c) { return fma8(a, b, c); }
+
+// x in every lane of a vector of type V.
+template <class V>
+inline V all(float x) {
+    V vector;
+    for (size_t i = 0; i < sizeof(V) / sizeof(float); i++) vector[i] = x;
+    return vector;
+}
+
+template <class V, class I>
+inline V select(I mask, V yes, V no) {
+    return reinterpret_cast<V>((mask & reinterpret_cast<I>(yes)) |
+                               (~mask & reinterpret_cast<I>(no)));
 }
 inline v8 max8(v8 a, v8 b) { return select(a > b, a, b); }
 
@@ -61,26 +90,26 @@ inline float max_lanes(v8 x) {
 // 2^x. Round to the nearest integer n by the usual shift into the low mantissa bits, Taylor series
 // of 2^f on |f| <= 1/2 (relative error below 1e-8), then n added to the exponent. Below -126 and
 // for -inf the result is 0; NaN stays NaN. Exact for integers, so 2^0 is 1.
-inline v8 exp2_8(v8 x) {
-    const v8 shift = set1(12582912.0f);
-    const v8i tiny = x < set1(-126.0f);
-    v8 inside = select(tiny, set1(0.0f), x);
-    inside = select(inside > set1(127.0f), set1(127.0f), inside);
-    const v8 n = (inside + shift) - shift;
-    const v8 f = inside - n;
-    v8 p = set1(1.5252734e-05f);
-    p = fma8(p, f, set1(1.5403530e-04f));
-    p = fma8(p, f, set1(1.3333558e-03f));
-    p = fma8(p, f, set1(9.6181291e-03f));
-    p = fma8(p, f, set1(5.5504109e-02f));
-    p = fma8(p, f, set1(2.4022651e-01f));
-    p = fma8(p, f, set1(6.9314718e-01f));
-    p = fma8(p, f, set1(1.0f));
-    const v8i bits = reinterpret_cast<v8i>(inside + shift) << 23;
-    const v8 scaled = reinterpret_cast<v8>(reinterpret_cast<v8i>(p) + bits);
-    const v8 finite = select(tiny, set1(0.0f), scaled);
-    return select(x == x, finite, x);
+template <class V, class I>
+inline V exp2_of(V x) {
+    const V shift = all<V>(12582912.0f), zero = all<V>(0.0f);
+    const I tiny = x < all<V>(-126.0f);
+    V inside = select(tiny, zero, x);
+    inside = select(inside > all<V>(127.0f), all<V>(127.0f), inside);
+    const V biased = inside + shift;
+    const V f = inside - (biased - shift);
+    V p = all<V>(1.5252734e-05f);
+    for (const float c : {1.5403530e-04f, 1.3333558e-03f, 9.6181291e-03f, 5.5504109e-02f,
+                          2.4022651e-01f, 6.9314718e-01f, 1.0f})
+        p = fused(p, f, all<V>(c));
+    const V scaled =
+        reinterpret_cast<V>(reinterpret_cast<I>(p) + (reinterpret_cast<I>(biased) << 23));
+    return select(x == x, select(tiny, zero, scaled), x);
 }
+inline v8 exp2_8(v8 x) { return exp2_of<v8, v8i>(x); }
+#ifdef __AVX512F__
+inline v16 exp2_16(v16 x) { return exp2_of<v16, v16i>(x); }
+#endif
 
 // e^x by Cody and Waite's reduction: x = n ln 2 + r, |r| <= ln 2 / 2.
 inline v8 exp_8(v8 x) {

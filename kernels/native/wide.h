@@ -11,23 +11,17 @@ namespace pt {
 #ifdef __AVX512F__
 
 struct Wide {
-    __m512 all;
+    v16 all;
 };
 
-inline Wide wide_set1(float x) { return {_mm512_set1_ps(x)}; }
-inline Wide wide_load(const float* p) { return {_mm512_loadu_ps(p)}; }
-inline void wide_store(float* p, Wide x) { _mm512_storeu_ps(p, x.all); }
-inline Wide wide_fma(Wide a, Wide b, Wide c) { return {_mm512_fmadd_ps(a.all, b.all, c.all)}; }
+inline Wide wide_set1(float x) { return {set16(x)}; }
+inline Wide wide_load(const float* p) { return {load16(p)}; }
+inline void wide_store(float* p, Wide x) { store16(p, x.all); }
+inline Wide wide_fma(Wide a, Wide b, Wide c) { return {fma16(a.all, b.all, c.all)}; }
 
 template <class S>
-inline Wide wide_widen(const typename S::T* p);
-template <>
-inline Wide wide_widen<F32>(const float* p) {
-    return wide_load(p);
-}
-template <>
-inline Wide wide_widen<F16>(const uint16_t* p) {
-    return {_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))};
+inline Wide wide_widen(const typename S::T* p) {
+    return {S::load16(p)};
 }
 
 constexpr int WIDE_REGISTERS = 32;

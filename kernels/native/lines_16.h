@@ -1,0 +1,195 @@
+// Lines against keys and values with registers of sixteen floats: the operations of lines.h, with
+// its orders of addition and so its bits.
+//
+// A score is eight sums side by side, so a register holds those of two keys, one in each half. A
+// weighted sum is one lane for every column, so there a register is sixteen columns.
+
+// Included by lines.h, which says what Keys are.
+
+#pragma once
+
+#include "storage.h"
+
+namespace pt {
+
+constexpr int QUERIES = 4;  // lines of a group
+
+// Lane sums of eight registers, in the tree of sum_lanes: s[0..3] are one line's scores of keys
+// (0, 1), (2, 3), (4, 5), (6, 7), s[4..7] another line's. Result: eight scores of the first line,
+// then eight of the second.
+inline v16 sum_lanes_of_16(const v16 s[8]) {
+    v16 quarters[4], pairs[2];
+    for (int i = 0; i < 4; i++)  // each 128 bits: one key's (i, i + 4); keys 4 i .. 4 i + 3
+        quarters[i] = v16(_mm512_shuffle_f32x4(s[2 * i], s[2 * i + 1], 0x88)) +
+                      v16(_mm512_shuffle_f32x4(s[2 * i], s[2 * i + 1], 0xdd));
+    for (int i = 0; i < 2; i++)
+        pairs[i] = v16(_mm512_shuffle_ps(quarters[2 * i], quarters[2 * i + 1], 0x44)) +
+                   v16(_mm512_shuffle_ps(quarters[2 * i], quarters[2 * i + 1], 0xee));
+    // Now 128 bits number j are line 0's keys j and j + 4, then line 1's.
+    const v16 sums = v16(_mm512_shuffle_ps(pairs[0], pairs[1], 0x88)) +
+                     v16(_mm512_shuffle_ps(pairs[0], pairs[1], 0xdd));
+    const __m512i order =
+        _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+    return _mm512_permutexvar_ps(order, sums);
+}
+
+inline int64_t eights(int64_t n) { return (n + LANES - 1) / LANES; }
+
+// Queries lie in groups of four lines, in a group eight elements of every line, then the next
+// eight: so a loop over them has one address to keep. A slab ends with zeros up to whole eights.
+inline int64_t query_floats(int64_t first_width, int64_t second_width) {
+    return (eights(first_width) + eights(second_width)) * LANES;
+}
+inline void lay_query(const float* from, int64_t first_width, int64_t second_width, v8 factor,
+                      int64_t line, int64_t lines, float* to) {
+    const int64_t group = line / QUERIES * QUERIES;
+    const int64_t step = std::min<int64_t>(QUERIES, lines - group) * LANES;
+    to += group * query_floats(first_width, second_width) + (line - group) * LANES;
+    for (const int64_t width : {first_width, second_width}) {
+        for (int64_t i = 0; i < width; i += LANES, to += step)
+            store8(to, load_first(from + i, std::min<int64_t>(LANES, width - i)) * factor);
+        from += width;
+    }
+}
+
+// L lines times 2 P keys, L * P <= 16.
+template <class S, int L, int P>
+[[gnu::noinline]] void score_pairs(const Keys<S>& keys, int64_t key, int64_t count, const float* q,
+                                   float* out, int64_t ldo, Ahead& shared) {
+    Ahead ahead = shared;
+    v16 sums[L * P];
+#pragma GCC unroll 16
+    for (int i = 0; i < L * P; i++) sums[i] = set16(0.0f);
+    const auto slab = [&](const typename S::T* const* all, int64_t width) {
+        const typename S::T* rows[2 * P];
+#pragma GCC unroll 16
+        for (int n = 0; n < 2 * P; n++) rows[n] = all[key + n];
+        const auto step = [&](auto load) {
+            v16 k[P];
+#pragma GCC unroll 8
+            for (int p = 0; p < P; p++) k[p] = load(rows[2 * p], rows[2 * p + 1]);
+#pragma GCC unroll 8
+            for (int l = 0; l < L; l++) {
+                const v16 x = twice8(q + l * LANES);
+#pragma GCC unroll 8
+                for (int p = 0; p < P; p++) sums[l * P + p] = fma16(x, k[p], sums[l * P + p]);
+            }
+            q += L * LANES;
+        };
+        const int64_t whole = width / LANES * LANES;
+        for (int64_t i = 0; i < whole; i += LANES) {
+            ahead.template step<2 * P * LANES * int(sizeof(typename S::T))>();
+            step([&](auto a, auto b) { return S::load_two(a + i, b + i); });
+        }
+        if (whole < width)
+            step([&](auto a, auto b) {
+                return S::load_two_first(a + whole, b + whole, width - whole);
+            });
+    };
+    slab(keys.first, keys.first_width);
+    if (keys.second_width) slab(keys.second, keys.second_width);
+    shared = ahead;
+    // Eight registers at a time: two lines' eight keys, or one line's sixteen.
+    constexpr int EIGHTS = P / 4;  // of keys
+    const auto eight = [&](int at, v8 scores) {
+        const int64_t wanted = std::min<int64_t>(count - at % EIGHTS * 8, 8);
+        if (at < L * EIGHTS && wanted > 0)
+            _mm256_mask_storeu_ps(out + at / EIGHTS * ldo + key + at % EIGHTS * 8,
+                                  __mmask8(first16(wanted)), scores);
+    };
+#pragma GCC unroll 8
+    for (int g = 0; g < (L * EIGHTS + 1) / 2; g++) {
+        v16 parts[8];
+#pragma GCC unroll 8
+        for (int i = 0; i < 8; i++) parts[i] = 8 * g + i < L * P ? sums[8 * g + i] : set16(0.0f);
+        const v16 scores = sum_lanes_of_16(parts);
+        eight(2 * g, low8(scores));
+        eight(2 * g + 1, high8(scores));
+    }
+}
+
+template <class S, int L, int P>
+inline void score_keys_16(const Keys<S>& keys, int64_t count, const float* q, float* out,
+                          int64_t ldo, Ahead& ahead) {
+    for (int64_t key = 0; key < count; key += 2 * P)
+        score_pairs<S, L, P>(keys, key, std::min<int64_t>(2 * P, count - key), q, out, ldo, ahead);
+}
+
+// out[line][key] for `count` keys; q as lay_query leaves it.
+template <class S>
+inline void score_lines(const Keys<S>& keys, int64_t count, const float* q, int64_t lines,
+                        float* out, int64_t ldo, Ahead& ahead) {
+    const int64_t group = QUERIES * query_floats(keys.first_width, keys.second_width);
+    for (; lines >= QUERIES; lines -= QUERIES, q += group, out += QUERIES * ldo)
+        score_keys_16<S, QUERIES, 4>(keys, count, q, out, ldo, ahead);
+    if (lines == 3) return score_keys_16<S, 3, 4>(keys, count, q, out, ldo, ahead);
+    if (lines == 2) return score_keys_16<S, 2, 8>(keys, count, q, out, ldo, ahead);
+    if (lines == 1) score_keys_16<S, 1, 8>(keys, count, q, out, ldo, ahead);
+}
+
+// L lines, C registers of columns: the sums stay in registers over all keys.
+template <class S, int L, int C>
+[[gnu::noinline]] void weigh_columns(const typename S::T* const* rows, int64_t count,
+                                     int64_t column, const float* p, int64_t ldp, float* o,
+                                     int64_t ldo, Ahead& shared) {
+    Ahead ahead = shared;
+    v16 sums[L][C];
+#pragma GCC unroll 8
+    for (int l = 0; l < L; l++)
+#pragma GCC unroll 8
+        for (int c = 0; c < C; c++) sums[l][c] = load16(o + l * ldo + column + 16 * c);
+    for (int64_t n = 0; n < count; n++) {
+        ahead.template step<C * 16 * int(sizeof(typename S::T))>();
+        v16 v[C];
+#pragma GCC unroll 8
+        for (int c = 0; c < C; c++) v[c] = S::load16(rows[n] + column + 16 * c);
+#pragma GCC unroll 8
+        for (int l = 0; l < L; l++) {
+            const v16 weight = set16(p[l * ldp + n]);
+#pragma GCC unroll 8
+            for (int c = 0; c < C; c++) sums[l][c] = fma16(weight, v[c], sums[l][c]);
+        }
+    }
+    // Forgets where the sums came from: sixteen addresses kept all along would cost more registers
+    // than there are.
+    asm("" : "+r"(o));
+#pragma GCC unroll 8
+    for (int l = 0; l < L; l++)
+#pragma GCC unroll 8
+        for (int c = 0; c < C; c++) store16(o + l * ldo + column + 16 * c, sums[l][c]);
+    shared = ahead;
+}
+
+// The last columns, fewer than a register has.
+template <class S>
+inline void weigh_last(const typename S::T* const* rows, int64_t count, int64_t column, int64_t n,
+                       const float* p, int64_t ldp, float* o, int64_t ldo, int64_t lines) {
+    for (int64_t l = 0; l < lines; l++) {
+        v16 sum = load16_first(o + l * ldo + column, n);
+        for (int64_t k = 0; k < count; k++)
+            sum = fma16(set16(p[l * ldp + k]), S::load16_first(rows[k] + column, n), sum);
+        store16_first(o + l * ldo + column, sum, n);
+    }
+}
+
+template <class S, int L>
+inline void weigh_some(const typename S::T* const* rows, int64_t count, int64_t width,
+                       const float* p, int64_t ldp, float* o, int64_t ldo, Ahead& ahead) {
+    int64_t i = 0;
+    for (; i + 64 <= width; i += 64) weigh_columns<S, L, 4>(rows, count, i, p, ldp, o, ldo, ahead);
+    for (; i + 16 <= width; i += 16) weigh_columns<S, L, 1>(rows, count, i, p, ldp, o, ldo, ahead);
+    if (i < width) weigh_last<S>(rows, count, i, width - i, p, ldp, o, ldo, L);
+}
+
+template <class S>
+inline void weigh_lines(const typename S::T* const* rows, int64_t count, int64_t width,
+                        const float* p, int64_t ldp, float* o, int64_t ldo, int64_t lines,
+                        Ahead& ahead) {
+    for (; lines >= 4; lines -= 4, p += 4 * ldp, o += 4 * ldo)
+        weigh_some<S, 4>(rows, count, width, p, ldp, o, ldo, ahead);
+    if (lines == 3) return weigh_some<S, 3>(rows, count, width, p, ldp, o, ldo, ahead);
+    if (lines == 2) return weigh_some<S, 2>(rows, count, width, p, ldp, o, ldo, ahead);
+    if (lines == 1) weigh_some<S, 1>(rows, count, width, p, ldp, o, ldo, ahead);
+}
+
+}  // namespace pt
