@@ -72,6 +72,10 @@ def dump_budget(measured: dict[str, dict[str, Usage]]) -> str:
     return json.dumps(plain, indent=1) + "\n"
 
 
+TOOLS = ("cuobjdump", "nvdisasm")
+"""What measuring needs beside NVRTC."""
+
+
 def measure(module: SourceModule, architecture: str) -> dict[str, Usage]:
     """Usage of every kernel of a module. Raises NvrtcError when a tool is missing or fails."""
     with tempfile.TemporaryDirectory() as folder:
@@ -118,8 +122,11 @@ def _count(pattern: str, text: str) -> int:
 
 
 def _run(tool: str, *arguments: str) -> str:
+    program = find_tool(tool)
+    if program is None:
+        raise NvrtcError(f"{tool} is not installed; install nvidia-cuda-{tool}")
     answer = subprocess.run(
-        [_find(tool), *arguments],
+        [program, *arguments],
         capture_output=True,
         text=True,
         check=False,
@@ -130,13 +137,11 @@ def _run(tool: str, *arguments: str) -> str:
     return answer.stdout
 
 
-def _find(tool: str) -> str:
-    """The tool of NVIDIA's packages, else one on the path."""
+def find_tool(tool: str) -> str | None:
+    """The tool of NVIDIA's packages, else one on the path, if there is one."""
     spec = importlib.util.find_spec("nvidia")
     folders = list(spec.submodule_search_locations or ()) if spec else []
     for folder in folders:
         for path in sorted(Path(folder).glob(f"*/bin/{tool}")):
             return str(path)
-    if found := shutil.which(tool):
-        return found
-    raise NvrtcError(f"{tool} is not installed; install nvidia-cuda-{tool}")
+    return shutil.which(tool)

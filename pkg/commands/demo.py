@@ -53,6 +53,7 @@ def command(
     from pagetrail.up import check_before_start
 
     settings = () if model is None else (f"model.name={model}",)
+    _refuse_filled(directory)
     check_before_start(configuration(None, settings, {}).config, 0)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends the cluster, as Ctrl-C does
     where = _empty_directory(directory)
@@ -71,11 +72,17 @@ def command(
         raise SystemExit(1)
 
 
+def _refuse_filled(directory: Path | None) -> None:
+    if directory is None or not directory.exists():
+        return
+    if not directory.is_dir() or any(directory.iterdir()):
+        raise BadInputError(f"{directory} is not an empty directory; choose another or remove it")
+
+
 def _empty_directory(directory: Path | None) -> Path:
     if directory is None:
         return Path(tempfile.mkdtemp(prefix="pagetrail-demo-"))
-    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
-        raise BadInputError(f"{directory} is not an empty directory; choose another or remove it")
+    _refuse_filled(directory)
     directory.mkdir(parents=True, exist_ok=True)
     free = shutil.disk_usage(directory).free
     if free < 1 << 30:

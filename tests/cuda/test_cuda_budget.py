@@ -9,8 +9,10 @@ import pytest
 from pagetrail.kernels.cuda.budget import (
     ARCHITECTURES,
     MODULES,
+    TOOLS,
     Usage,
     compare,
+    find_tool,
     load_budget,
     measure,
 )
@@ -21,6 +23,9 @@ ATTENTION = ("gqa_mma", "gqa_prefill", "mla_mma")
 
 def measured(module: SourceModule, architecture: str) -> dict[str, Usage]:
     pytest.importorskip("cuda.bindings.nvrtc", reason="needs the cuda-test extra")
+    for tool in TOOLS:
+        if find_tool(tool) is None:
+            pytest.skip(f"{tool} is not installed; needs the cuda-test extra")
     return measure(module, architecture)
 
 
