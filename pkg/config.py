@@ -78,6 +78,15 @@ class WriterConfig(msgspec.Struct, frozen=True, kw_only=True):
         int,
         Meta(ge=1 << 20, le=1 << 32, description="Size at which the active segment is closed."),
     ] = _LIMITS.segment_bytes
+    unsealed_segments: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=1 << 20,
+            description="Closed segments that stay as they are; the writer has older ones sealed, "
+            "by a process of its own. 0: nothing is sealed but by `facts seal`.",
+        ),
+    ] = _LIMITS.unsealed_segments
     queue_bytes: Annotated[
         int,
         Meta(
@@ -371,6 +380,7 @@ def log_limits(config: Config) -> LogLimits:
     return check_limits(
         LogLimits(
             segment_bytes=config.writer.segment_bytes,
+            unsealed_segments=config.writer.unsealed_segments,
             queue_bytes=config.writer.queue_bytes,
             message_bytes=config.sockets.message_bytes,
             window_transactions=config.client.window_transactions,

@@ -147,17 +147,24 @@ class Committer:
         self.frames += 1
         return frame
 
+    def remembered(
+        self, client: str, client_epoch: int, first_client_seq: int, count: int
+    ) -> tuple[list[AnswerSpan], tuple[int, int] | None]:
+        """Where transactions that the log holds lie, as far as memory knows it, and the range
+        (first client_seq, count) before these for which the log must be read."""
+        next_client_seq, _ = self.expected(client, client_epoch)
+        end = min(first_client_seq + count, next_client_seq)
+        if not 0 <= first_client_seq < end:
+            return [], None
+        return self._sequencer.answers(
+            client, client_epoch, first_client_seq, end - first_client_seq
+        )
+
     def resolve(
         self, client: str, client_epoch: int, first_client_seq: int, count: int
     ) -> list[AnswerSpan]:
         """Where transactions that the log holds lie; old ones are found by reading the log."""
-        next_client_seq, _ = self.expected(client, client_epoch)
-        end = min(first_client_seq + count, next_client_seq)
-        if not 0 <= first_client_seq < end:
-            return []
-        spans, missing = self._sequencer.answers(
-            client, client_epoch, first_client_seq, end - first_client_seq
-        )
+        spans, missing = self.remembered(client, client_epoch, first_client_seq, count)
         if missing is None:
             return spans
         older = self._archive.answers(client, client_epoch, *missing, self.head.next_seq)

@@ -18,6 +18,10 @@ class LogLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     segment_bytes: int = 64 * _MIB
     """A segment is closed once it holds at least this much."""
 
+    unsealed_segments: int = 4
+    """Closed segments that stay as they are behind the active one; the writer has older ones
+    sealed. 0: it seals nothing, and whoever runs it calls ``facts seal``."""
+
     frame_bytes: int = 4 * _MIB
     """A commit takes queued messages until its frame holds at least this much."""
 
@@ -73,9 +77,10 @@ class LogLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 def check_limits(limits: LogLimits) -> LogLimits:
     """Return ``limits``; ``BadInputError`` names the first bound that cannot work."""
     for name in LogLimits.__struct_fields__:
-        if getattr(limits, name) <= 0:
+        least = 0 if name == "unsealed_segments" else 1
+        if getattr(limits, name) < least:
             raise BadInputError(
-                f"limit {name} is {getattr(limits, name)}; it must be greater than 0"
+                f"limit {name} is {getattr(limits, name)}; it must be at least {least}"
             )
     if limits.spool_file_bytes * 4 > limits.spool_bytes:
         raise BadInputError(

@@ -60,19 +60,22 @@ class RetentionReport:
     first_seq: int
 
 
-def seal_log(directory: str | Path, *, files: Files | None = None) -> SealReport:
-    """Seal every segment of a run's log but the last. Safe beside a running writer.
+def seal_log(directory: str | Path, *, keep: int = 0, files: Files | None = None) -> SealReport:
+    """Seal every segment of a run's log but the last, which is written, and the ``keep`` before it
+    (``BadInputError`` when negative). Safe beside a running writer.
 
     ``BadInputError`` when another process is sealing; ``CorruptionError`` for a damaged segment,
     which is then left as it is.
     """
+    if keep < 0:
+        raise BadInputError(f"{keep} closed segments cannot be kept as they are; give 0 or more")
     log = _existing_log(directory)
     files = files or OsFiles()
     lock = DirectoryLock(log / "sealer.lock", "a sealer")
     manifests: list[SealedManifest] = []
     try:
         stretches = list_stretches(log)
-        for number, stretch in enumerate(stretches.items[:-1]):
+        for number, stretch in enumerate(stretches.items[: -1 - keep]):
             until = stretches.until(number)
             if stretch.sealed or until is None:
                 continue

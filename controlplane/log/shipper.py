@@ -375,6 +375,7 @@ class Shipper:
             )
         if refused.reason in (Refusal.BUSY, Refusal.GAP):
             self._pause_until_ns = time.monotonic_ns() + _BUSY_PAUSE_NS
+            self._asked.clear()  # it may be a question that was refused
             self._rewind()
             return
         raise ClientRefusedError(

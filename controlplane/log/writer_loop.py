@@ -29,6 +29,8 @@ from pagetrail.controlplane.log.endpoints import ServerKeys, check_endpoint
 from pagetrail.controlplane.log.errors import LogBehindError, OtherLogError, WriterStoppedError
 from pagetrail.controlplane.log.frames import Frame, LogPosition
 from pagetrail.controlplane.log.limits import MESSAGE_BYTES_MAX, LogLimits
+from pagetrail.controlplane.log.resolver import QUESTIONS_MAX, Question, Resolver
+from pagetrail.controlplane.log.sealer import Sealer
 from pagetrail.controlplane.log.sequencer import NotTaken
 from pagetrail.controlplane.log.wire import Refusal
 
@@ -77,7 +79,9 @@ class WriterLoop:
         self._publisher = self._context.socket(zmq.PUB)
         bulk_router = bulk_socket(self._context)
         self._bulk: BulkServer | None = None
+        self._sealer: Sealer | None = None
         self._wake_reader, self._wake_writer = os.pipe()
+        self._resolver = Resolver(log)
         self._authenticator: ThreadAuthenticator | None = None
         try:
             if keys is not None:
@@ -101,6 +105,9 @@ class WriterLoop:
         self.publish_endpoint = self._publisher.get_string(zmq.LAST_ENDPOINT)
         self.bulk_endpoint = bulk_router.get_string(zmq.LAST_ENDPOINT)
         self._bulk = BulkServer(bulk_router, log, limits, self._standing)
+        keep = limits.unsealed_segments
+        self._sealer = Sealer(log.parent, keep) if keep else None
+        self._active_seq = committer.active.first_seq
         self._publish(first_frame)
 
     def stop(self) -> None:
@@ -124,6 +131,7 @@ class WriterLoop:
         poller = zmq.Poller()
         poller.register(self._router, zmq.POLLIN)
         poller.register(self._wake_reader, zmq.POLLIN)
+        poller.register(self._resolver.descriptor, zmq.POLLIN)
         heartbeat_ms = max(self._limits.heartbeat_ns // 1_000_000, 1)
         beat_at_ns = time.monotonic_ns()
         try:
@@ -135,14 +143,17 @@ class WriterLoop:
                 if frame is not None:
                     self._publish(frame)
                     beat_at_ns = time.monotonic_ns()
+                    self._note_segment()
                 for item in pending:
                     self._acknowledge(item)
                 for ask in asks:
                     self._answer(ask)
+                for found in self._resolver.found():
+                    self._send(found.identity, found.verb, found.header)
                 if time.monotonic_ns() - beat_at_ns >= self._limits.heartbeat_ns:
                     self._publisher.send_multipart([wire.TOPIC_HEAD, wire.encode(self._head())])
                     beat_at_ns = time.monotonic_ns()
-                    self._check_bulk()
+                    self._check_threads()
                 if self._wake_reader in ready:
                     return
         finally:
@@ -240,10 +251,7 @@ class WriterLoop:
             )
             self._send(identity, wire.WELCOME, wire.encode(welcome))
         elif verb == wire.RESOLVE:
-            ask = wire.decode(header, wire.Resolve)
-            spans = committer.resolve(ask.client, ask.client_epoch, ask.first_client_seq, ask.count)
-            resolved = wire.Resolved(ask.request, tuple(spans))
-            self._send(identity, wire.RESOLVED, wire.encode(resolved))
+            self._resolve(identity, wire.decode(header, wire.Resolve))
         elif verb == wire.SNAPSHOT:
             request = wire.decode(header, wire.Simple).request
             segments = tuple(committer.segments())
@@ -272,6 +280,19 @@ class WriterLoop:
         else:
             raise BadInputError(f"verb {verb!r} with this number of parts is unknown")
 
+    def _resolve(self, identity: bytes, ask: wire.Resolve) -> None:
+        spans, missing = self._committer.remembered(
+            ask.client, ask.client_epoch, ask.first_client_seq, ask.count
+        )
+        if missing is None:
+            resolved = wire.Resolved(ask.request, tuple(spans))
+            self._send(identity, wire.RESOLVED, wire.encode(resolved))
+            return
+        question = Question(identity, ask, missing, tuple(spans), self._committer.head.next_seq)
+        if not self._resolver.ask(question):
+            message = f"{QUESTIONS_MAX} questions about old transactions wait already; ask later"
+            self._refuse(identity, wire.encode(ask), Refusal.BUSY, 0, message)
+
     def _check_same_log(self, hello: wire.Hello) -> None:
         if hello.log_id not in (b"", self._log_id):
             raise OtherLogError(
@@ -285,9 +306,19 @@ class WriterLoop:
         committer = self._committer
         return committer.writer_epoch, committer.head, committer.active
 
-    def _check_bulk(self) -> None:
+    def _note_segment(self) -> None:
+        """Tell the sealer when the last commit began a segment."""
+        first_seq = self._committer.active.first_seq
+        if first_seq != self._active_seq:
+            self._active_seq = first_seq
+            if self._sealer is not None:
+                self._sealer.segment_closed()
+
+    def _check_threads(self) -> None:
         if self._bulk is not None and not self._bulk.alive:
             raise WriterStoppedError("the thread that serves readers has ended; see its message")
+        if not self._resolver.alive:
+            raise WriterStoppedError("the thread that reads the log has ended; see its message")
 
     def _acknowledge(self, item: _Pending) -> None:
         spans = item.spans
@@ -326,8 +357,11 @@ class WriterLoop:
         return wire.Head(self._committer.writer_epoch, head.next_seq, head.chain)
 
     def _close_sockets(self) -> None:
+        if self._sealer is not None:
+            self._sealer.close()
         if self._bulk is not None:
             self._bulk.close()
+        self._resolver.close()
         self._router.close()
         self._publisher.close()
         if self._authenticator is not None:

@@ -1,6 +1,6 @@
-"""Production writer or client over files that kill the process at one exact call.
+"""Production writer, sealer or client over files that kill the process at one exact call.
 
-Arguments: ``writer K WHEN DIRECTORY ENDPOINT PUBLISH`` or
+Arguments: ``writer K WHEN DIRECTORY ENDPOINT PUBLISH``, ``sealer K WHEN`` and the sealer's own, or
 ``client K WHEN DIRECTORY NAME ENDPOINT``. K counts writes and fdatasyncs from 1, WHEN is ``before``
 or ``after`` the call. The client prints ``<epoch> <client_seq>`` for every append that returned.
 """
@@ -16,6 +16,7 @@ from log_helpers import fact
 from pagetrail.controlplane.log.client import FactClient
 from pagetrail.controlplane.log.files import OsFiles
 from pagetrail.controlplane.log.limits import LogLimits
+from pagetrail.controlplane.log.sealer import main as sealer_main
 from pagetrail.controlplane.log.writer import main as writer_main
 
 
@@ -45,8 +46,11 @@ class KillingFiles(OsFiles):
 
 
 def main() -> None:
-    role, call, when, directory, *rest = sys.argv[1:]
+    role, call, when, *rest = sys.argv[1:]
     files = KillingFiles(int(call), when)
+    if role == "sealer":
+        sys.exit(sealer_main(rest, files=files))
+    directory, *rest = rest
     if role == "writer":
         bind, publish = rest
         sys.exit(

@@ -7,21 +7,25 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import msgspec
 import pytest
 import zmq
-from log_helpers import fact, value_of
+from log_helpers import UnsyncedFiles, build_log, fact, value_of
 
 from pagetrail.catalog.errors import BadInputError
+from pagetrail.controlplane.log import wire
 from pagetrail.controlplane.log.client import FactClient
+from pagetrail.controlplane.log.curve import secure_client
 from pagetrail.controlplane.log.endpoints import ClientKeys, ServerKeys
 from pagetrail.controlplane.log.errors import LogTimeoutError, WriterStoppedError
 from pagetrail.controlplane.log.limits import LogLimits
 from pagetrail.controlplane.log.reader import read_log, verify_log
+from pagetrail.controlplane.log.sealing import seal_log
 from pagetrail.controlplane.log.stream import LogStream
-from pagetrail.controlplane.log.writer import EmbeddedWriter, start_writer_process
+from pagetrail.controlplane.log.writer import EmbeddedWriter, open_writer, start_writer_process
 
 QUICK = LogLimits(retry_ns=50_000_000)
 
@@ -190,6 +194,57 @@ def test_between_hosts_only_known_keys_get_in(tmp_path: Path) -> None:
                     client.flush(0.3)
     values = [value_of(f.body) for fr in read_log(tmp_path) for f in fr.facts() if f.kind > 15]
     assert values == [1]
+
+
+def test_sealed_files_and_ranges_too_are_only_for_known_keys(tmp_path: Path) -> None:
+    """What the bulk socket serves: a reader with a known key gets all of it, others nothing."""
+    server, known, stranger = curve_keys()
+    build_log(tmp_path, 120, limits=LogLimits(segment_bytes=3_000))
+    expected = [frame.raw for frame in read_log(tmp_path)]
+    seal_log(tmp_path, keep=2, files=UnsyncedFiles())
+    limits = LogLimits(retry_ns=50_000_000, fetch_bytes=700)
+    loop = open_writer(
+        tmp_path,
+        bind="tcp://0.0.0.0:0",
+        publish="tcp://0.0.0.0:0",
+        bulk="tcp://0.0.0.0:0",
+        limits=limits,
+        keys=server,
+    )
+    ended = threading.Thread(target=loop.run, args=(lambda: None,))
+    ended.start()
+    try:
+        endpoint, publish, bulk = (
+            address.replace("0.0.0.0", "127.0.0.1")
+            for address in (loop.endpoint, loop.publish_endpoint, loop.bulk_endpoint)
+        )
+        frames: list[bytes] = []
+        with LogStream(endpoint, publish, limits=limits, keys=known) as stream:
+            while len(frames) < len(expected):
+                frames += [frame.raw for frame in stream.poll(10)]
+        assert frames[: len(expected)] == expected
+        segment = min((tmp_path / "log").glob("sealed-*")).name
+        asks = [
+            [wire.FETCH, wire.encode(wire.Fetch(1, 0, 100))],
+            [wire.GET_FILE, wire.encode(wire.GetFile(2, segment, "manifest.json", 0, 100))],
+        ]
+        assert [bulk_answers(bulk, ask, known) for ask in asks] == [1, 1]
+        for keys in (stranger, None):
+            assert [bulk_answers(bulk, ask, keys) for ask in asks] == [0, 0]
+    finally:
+        loop.stop()
+        ended.join()
+
+
+def bulk_answers(endpoint: str, ask: list[bytes], keys: ClientKeys | None) -> int:
+    """How many answers come to a question within a moment, or at all for a known key."""
+    with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
+        socket.linger = 0
+        if keys is not None:
+            secure_client(socket, keys)
+        socket.connect(endpoint)
+        socket.send_multipart(ask)
+        return int(socket.poll(2_000) != 0)
 
 
 def test_a_writer_process_takes_keys_from_a_file(tmp_path: Path) -> None:

@@ -6,17 +6,21 @@ import errno
 import shutil
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Event, Semaphore
+from typing import Any
 
 import pytest
 import zmq
-from log_helpers import build_log, fact, transaction, value_of
+from log_helpers import build_log, fact, frame_ends, segment_paths, transaction, value_of
 
 from pagetrail.catalog.envelope import Cause, CompareAndSet
 from pagetrail.catalog.errors import BadInputError, UnknownKindError
 from pagetrail.catalog.facts import decode_body
-from pagetrail.controlplane.log import wire
+from pagetrail.controlplane.log import resolver, wire
+from pagetrail.controlplane.log.archive import Archive
 from pagetrail.controlplane.log.client import Draft, FactClient
 from pagetrail.controlplane.log.committer import open_committer
 from pagetrail.controlplane.log.errors import (
@@ -117,6 +121,85 @@ def test_wait_says_where_a_transaction_lies_however_old(tmp_path: Path) -> None:
             )
         with pytest.raises(BadInputError, match="not appended"):
             client.wait(Cause("a", 1, 200))
+
+
+@contextmanager
+def held_look_ups(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Semaphore, Event]]:
+    """Look-ups in the log wait for the event; each that has begun releases the semaphore."""
+    begun, go = Semaphore(0), Event()
+    look_up = Archive.answers
+
+    def held(archive: Archive, *arguments: Any) -> list[wire.AnswerSpan]:
+        begun.release()
+        assert go.wait(60)
+        return look_up(archive, *arguments)
+
+    monkeypatch.setattr(Archive, "answers", held)
+    try:
+        yield begun, go
+    finally:
+        go.set()
+
+
+def test_a_look_up_of_an_old_transaction_holds_up_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits = LogLimits(answers=10, message_bytes=200)
+    with (
+        EmbeddedWriter(tmp_path, limits=limits) as writer,
+        FactClient.open(tmp_path, "a", writer.endpoint, limits=limits) as old,
+        FactClient.open(tmp_path, "b", writer.endpoint, limits=limits) as busy,
+        ThreadPoolExecutor(1) as pool,
+        held_look_ups(monkeypatch) as (begun, go),
+    ):
+        positions = [old.append([fact(n)]) for n in range(50)]
+        old.flush(30)
+        answer = pool.submit(old.wait, positions[3])
+        assert begun.acquire(timeout=30)
+        for number in range(20):
+            busy.wait(busy.append([fact(number)]), 30)
+        old.wait(old.append([fact(50)]), 30)
+        assert not answer.done()
+        go.set()
+        assert answer.result(30).tx == 4
+
+
+def test_a_question_for_which_there_is_no_room_is_asked_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resolver, "QUESTIONS_MAX", 1)
+    limits = LogLimits(answers=10, message_bytes=200)
+    with (
+        EmbeddedWriter(tmp_path, limits=limits) as writer,
+        FactClient.open(tmp_path, "a", writer.endpoint, limits=limits) as client,
+        ThreadPoolExecutor(2) as pool,
+        held_look_ups(monkeypatch) as (begun, go),
+    ):
+        positions = [client.append([fact(n)]) for n in range(50)]
+        client.flush(30)
+        answers = [pool.submit(client.wait, positions[n]) for n in (3, 7)]
+        assert begun.acquire(timeout=30)
+        assert not begun.acquire(timeout=0.3)
+        go.set()
+        assert [answer.result(30).tx for answer in answers] == [4, 8]
+
+
+def test_an_old_transaction_in_a_damaged_segment_is_refused_and_the_writer_serves_on(
+    tmp_path: Path,
+) -> None:
+    limits = LogLimits(answers=10, message_bytes=200)
+    with EmbeddedWriter(tmp_path, limits=limits) as writer:
+        with FactClient.open(tmp_path, "a", writer.endpoint, limits=limits) as client:
+            position = [client.append([fact(n)]) for n in range(50)][3]
+            client.flush(30)
+            (segment,) = segment_paths(tmp_path)
+            with segment.open("r+b") as file:
+                file.seek(frame_ends(segment.read_bytes())[1] + 90)
+                file.write(b"\xff\xff")
+            with pytest.raises(ClientRefusedError, match="checksum"):
+                client.wait(position, 30)
+        with FactClient.open(tmp_path, "b", writer.endpoint, limits=limits) as client:
+            client.wait(client.append([fact(1)]), 30)
 
 
 def test_causes_and_registers_travel_with_the_transaction(tmp_path: Path) -> None:
