@@ -66,7 +66,16 @@ class Starts(NamedTuple):
 class CandidateTable:
     """The workers' columns as of the last decision."""
 
-    __slots__ = ("_available", "_changed", "_columns", "_fingerprint", "_places", "_queue", "_rows")
+    __slots__ = (
+        "_available",
+        "_changed",
+        "_columns",
+        "_fingerprint",
+        "_places",
+        "_queue",
+        "_rows",
+        "changed",
+    )
 
     def __init__(self, fingerprint: bytes) -> None:
         self._fingerprint = fingerprint
@@ -76,10 +85,8 @@ class CandidateTable:
         self._queue: list[int] = []
         self._columns: Columns = _NOBODY
         self._changed: set[str] = set()
-
-    def changed(self, worker: str) -> None:
+        self.changed = self._changed.add
         """Something of a worker is not as it was: a report, a booking, or that it is there."""
-        self._changed.add(worker)
 
     def columns(
         self, workers: Mapping[str, WorkerObserved], booked: Callable[[str], tuple[int, int]]

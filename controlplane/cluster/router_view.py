@@ -88,22 +88,24 @@ class RouterView:
         _APPLY[type(command)](self, command)
 
     def _observed(self, seen: WorkerObserved) -> None:
-        known = self.workers.get(seen.worker)
-        if known is not None and (seen.worker_epoch, seen.observation) <= (
-            known.worker_epoch,
-            known.observation,
-        ):
-            raise InvariantError(
-                f"observation {seen.observation} of {seen.worker} epoch {seen.worker_epoch} is "
-                f"not newer than {known.observation} of epoch {known.worker_epoch}"
-            )
-        if known is not None and known.worker_epoch != seen.worker_epoch:
-            for request in self.requests.values():
-                if seen.worker in request.excluded:
-                    request.excluded.remove(seen.worker)
-        self.workers[seen.worker] = seen
-        self._table.changed(seen.worker)
-        booked = self._booked.get(seen.worker)
+        worker, epoch = seen.worker, seen.worker_epoch
+        known = self.workers.get(worker)
+        if known is not None:
+            known_epoch = known.worker_epoch
+            if epoch < known_epoch or (
+                epoch == known_epoch and seen.observation <= known.observation
+            ):
+                raise InvariantError(
+                    f"observation {seen.observation} of {worker} epoch {epoch} is "
+                    f"not newer than {known.observation} of epoch {known_epoch}"
+                )
+            if epoch != known_epoch:
+                for request in self.requests.values():
+                    if worker in request.excluded:
+                        request.excluded.remove(worker)
+        self.workers[worker] = seen
+        self._table.changed(worker)
+        booked = self._booked.get(worker)
         if booked:
             for key in [key for key in booked if self.bookings[key].accepted]:
                 self._unbook(key)

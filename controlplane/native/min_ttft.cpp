@@ -4,7 +4,9 @@
 // of the choice, the reason, the tie-break and the bytes of all alternatives. It answers None for
 // any inputs outside its domain, which the caller then gives to the Python evaluator: every
 // quantity a plain integer from 0 to 2^62 - 1 (tiers from -1), no sum or product beyond 2^63 - 1,
-// columns of equal length. Nothing is kept from call to call.
+// columns of equal length. From call to call it keeps, of each field, the tuple it read last and
+// its values: most columns are the same object in one decision after another, and a tuple of
+// integers never changes.
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -50,7 +52,7 @@ class Room {  // for columns, asked for once
   size_t left_;
 };
 
-constexpr size_t kWorkerColumns = 13, kWayColumns = 10;
+constexpr size_t kWorkerColumns = 4, kWayColumns = 5;
 
 // Values of RouteReason and Tier.
 constexpr int64_t kOffline = 1, kModelNotLoaded = 2, kContextExceeded = 3, kLonger = 4,
@@ -70,6 +72,12 @@ const char* const kNames[kFields] = {
     "prefill_ns_per_token", "first_token_ns", "starts", "tiers", "tokens", "load_ns",
     "restore_ns"};
 PyObject* field_names[kFields];  // interned once, when the module is made
+
+struct Kept {
+  PyObject* tuple = nullptr;  // held, so that no other object can take its place in memory
+  std::vector<int64_t> values;
+};
+Kept kept[kFields];  // guarded by the interpreter's lock
 
 // Thrown where the inputs leave the domain.
 struct Outside {};
@@ -124,26 +132,33 @@ int64_t number(PyObject* inputs, Field field) {
   return integer(Owned(PyObject_GetAttr(inputs, field_names[field])).object, 0);
 }
 
-Column column(Room& room, PyObject* inputs, Field field, Py_ssize_t length, int64_t least = 0) {
+template <typename Read>
+Column column_of(PyObject* inputs, Field field, Py_ssize_t length, Read&& read) {
   const Owned held(PyObject_GetAttr(inputs, field_names[field]));
   PyObject* values = tuple_of(held, length);
-  const Column read = room.column(length);
-  for (Py_ssize_t place = 0; place < length; ++place) {
-    read[place] = integer(PyTuple_GET_ITEM(values, place), least);
+  Kept& known = kept[field];
+  if (known.tuple != values) {
+    Py_CLEAR(known.tuple);
+    known.values.resize(length);
+    for (Py_ssize_t place = 0; place < length; ++place) {
+      known.values[place] = read(PyTuple_GET_ITEM(values, place));
+    }
+    Py_INCREF(values);
+    known.tuple = values;
   }
-  return read;
+  return Column{known.values.data(), static_cast<size_t>(length)};
 }
 
-Column flags(Room& room, PyObject* inputs, Field field, Py_ssize_t length) {
-  const Owned held(PyObject_GetAttr(inputs, field_names[field]));
-  PyObject* values = tuple_of(held, length);
-  const Column read = room.column(length);
-  for (Py_ssize_t place = 0; place < length; ++place) {
-    PyObject* value = PyTuple_GET_ITEM(values, place);
+Column column(PyObject* inputs, Field field, Py_ssize_t length, int64_t least = 0) {
+  return column_of(inputs, field, length,
+                   [least](PyObject* value) { return integer(value, least); });
+}
+
+Column flags(PyObject* inputs, Field field, Py_ssize_t length) {
+  return column_of(inputs, field, length, [](PyObject* value) -> int64_t {
     if (value != Py_True && value != Py_False) throw Outside{};
-    read[place] = value == Py_True;
-  }
-  return read;
+    return value == Py_True;
+  });
 }
 
 // ---------------------------------------------------------------- msgpack
@@ -311,20 +326,20 @@ PyObject* route(PyObject* inputs) {
   const int64_t page_tokens = number(inputs, kPageTokens);
   if (page_tokens == 0) throw Outside{};
   Room room(kWorkerColumns * static_cast<size_t>(count) + kWayColumns * static_cast<size_t>(ways));
-  const Column epochs = column(room, inputs, kWorkerEpochs, count);
-  const Column online = flags(room, inputs, kOnline, count);
-  const Column loaded = flags(room, inputs, kModelLoaded, count);
-  const Column context_tokens = column(room, inputs, kContextTokens, count);
-  const Column verify_rows = column(room, inputs, kVerifyRows, count);
-  const Column available = column(room, inputs, kAvailablePages, count);
-  const Column queue_ns = column(room, inputs, kQueueNs, count);
-  const Column per_token_ns = column(room, inputs, kPrefillNsPerToken, count);
-  const Column first_token_ns = column(room, inputs, kFirstTokenNs, count);
-  const Column starts = column(room, inputs, kStarts, ways);
-  const Column tiers = column(room, inputs, kTiers, ways, -1);
-  const Column tokens = column(room, inputs, kTokens, ways);
-  const Column load_ns = column(room, inputs, kLoadNs, ways);
-  const Column restore_ns = column(room, inputs, kRestoreNs, ways);
+  const Column epochs = column(inputs, kWorkerEpochs, count);
+  const Column online = flags(inputs, kOnline, count);
+  const Column loaded = flags(inputs, kModelLoaded, count);
+  const Column context_tokens = column(inputs, kContextTokens, count);
+  const Column verify_rows = column(inputs, kVerifyRows, count);
+  const Column available = column(inputs, kAvailablePages, count);
+  const Column queue_ns = column(inputs, kQueueNs, count);
+  const Column per_token_ns = column(inputs, kPrefillNsPerToken, count);
+  const Column first_token_ns = column(inputs, kFirstTokenNs, count);
+  const Column starts = column(inputs, kStarts, ways);
+  const Column tiers = column(inputs, kTiers, ways, -1);
+  const Column tokens = column(inputs, kTokens, ways);
+  const Column load_ns = column(inputs, kLoadNs, ways);
+  const Column restore_ns = column(inputs, kRestoreNs, ways);
   for (const int64_t place : starts) {
     if (place >= count) throw Outside{};
   }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import shutil
 import sysconfig
 from pathlib import Path
@@ -185,6 +186,29 @@ def test_columns_that_do_not_fit_together_are_refused(twin: twins.Twin) -> None:
         drawn_inputs("ADMIT", 1),
     ):
         assert by_twin(twin, other) is None
+
+
+@needs_compiler
+def test_columns_that_stay_the_same_objects_from_call_to_call_are_read_right(
+    twin: twins.Twin,
+) -> None:
+    draw = random.Random(1)
+    rows = [(0, 0, 0), (1, 2, 3), (3, 2, 1), (40, 40, 40), (2**40, 7, 0)]
+    numbers = [
+        name
+        for name in RouteInputs.__struct_fields__[5:]
+        if name not in ("online", "model_loaded", "starts", "tiers")
+    ]
+    inputs = route_inputs(
+        50, 4, (), [worker(name, Boundary(-1, 0, 0, 0)) for name in ("a", "b", "c")]
+    )
+    for _ in range(1_000):
+        field = draw.choice(numbers)
+        inputs = msgspec.structs.replace(inputs, **{field: draw.choice(rows)})
+        if draw.random() < 0.2:
+            places = draw.choice([(0, 1, 2), (0, 0, 2), (1, 1, 1)])
+            inputs = msgspec.structs.replace(inputs, starts=places)
+        assert by_twin(twin, inputs) == by_evaluator(inputs)
 
 
 @needs_compiler
