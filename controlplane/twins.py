@@ -58,10 +58,11 @@ def load_twins(directory: Path | None = None) -> Twins:
     ``directory``: where to build; default the user's cache. Raises TwinBuildError when one cannot
     be had.
     """
-    return {
-        name: _load(source, _build(source, directory or cache_directory() / "twins"))
-        for name, source in SOURCES.items()
-    }
+    try:
+        directory = directory or cache_directory() / "twins"
+    except RuntimeError as error:  # a user without a home
+        raise TwinBuildError(f"no cache directory: {error}; set XDG_CACHE_HOME") from error
+    return {name: _load(source, _build(source, directory)) for name, source in SOURCES.items()}
 
 
 def agrees(answer: Answer, decision: Decision) -> bool:
@@ -101,9 +102,12 @@ def _build(source: str, directory: Path) -> Path:
         raise TwinBuildError(f"no C++ compiler found (looked for {', '.join(COMPILERS)})")
     version = _run([compiler, "--version"]).splitlines()[0]
     suffix = EXTENSION_SUFFIXES[0]
-    key = hashlib.sha256(
-        b"\0".join((path.read_bytes(), "\0".join((version, suffix, headers, *FLAGS)).encode()))
-    ).hexdigest()
+    try:
+        text = path.read_bytes()
+    except OSError as error:
+        raise TwinBuildError(f"the source of the twin cannot be read: {error}") from error
+    told = "\0".join((version, suffix, headers, *FLAGS)).encode()
+    key = hashlib.sha256(text + b"\0" + told).hexdigest()
     library = directory / f"{source}-{key[:32]}{suffix}"
     if library.exists():
         return library

@@ -256,6 +256,31 @@ def test_without_the_headers_of_python_there_is_no_twin_and_it_is_said(
         twins.load_twins(tmp_path)
 
 
+def test_without_a_home_there_is_no_twin_and_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    def homeless() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", homeless)
+    twins.load_twins.cache_clear()
+    with pytest.raises(twins.TwinBuildError, match="set XDG_CACHE_HOME"):
+        twins.load_twins()
+
+
+@needs_compiler
+def test_where_it_cannot_be_written_there_is_no_twin_and_it_is_said(tmp_path: Path) -> None:
+    (tmp_path / "blocked").write_text("", encoding="utf-8")
+    with pytest.raises(twins.TwinBuildError, match="cannot write"):
+        twins.load_twins(tmp_path / "blocked")
+
+
+@needs_compiler
+def test_a_compiler_that_fails_is_quoted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(twins, "FLAGS", (*twins.FLAGS, "-fno-such-flag"))
+    with pytest.raises(twins.TwinBuildError, match="fno-such-flag"):
+        twins.load_twins(tmp_path)
+
+
 @needs_compiler
 def test_a_twin_is_built_once(tmp_path: Path) -> None:
     twins.load_twins(tmp_path)
