@@ -200,7 +200,8 @@ def keep_killed(directory: Path, rounds: int, seed: int) -> None:
     generator = random.Random(seed)
     stop = threading.Event()
     appended = 0
-    with EmbeddedWriter(directory, limits=LogLimits(segment_bytes=100_000)) as writer:
+    limits = LogLimits(segment_bytes=100_000, unsealed_segments=0)  # the other process seals
+    with EmbeddedWriter(directory, limits=limits) as writer:
         with FactClient.open(directory, "a", writer.endpoint) as client:
 
             def load() -> None:
