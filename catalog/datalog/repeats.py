@@ -18,6 +18,7 @@ from pagetrail.catalog.datalog.model import (
     Rule,
     Term,
     Variable,
+    variables,
 )
 from pagetrail.catalog.datalog.strata import Component
 
@@ -86,3 +87,36 @@ def _same_value(one: Term, of: Rule, two: Term, of_two: Rule) -> bool:
     if isinstance(one, Constant) and isinstance(two, Constant):
         return type(one.value) is type(two.value) and one.value == two.value
     return isinstance(one, Parameter) and isinstance(two, Parameter) and one.name == two.name
+
+
+def determined(
+    keyed: Sequence[tuple[Atom, tuple[tuple[int, ...], ...]]],
+    assigned: Sequence[tuple[str, Term]],
+    known: set[str],
+) -> bool:
+    """Whether values of the variables ``known`` determine a row of each atom.
+
+    Follows two kinds of dependency: an equality gives its target, a key gives the whole row.
+    ``keyed``: atoms with their keys, sets of places; ``assigned``: variables with their terms.
+    """
+    found = set(known)
+    open_rows = list(range(len(keyed)))
+    grew = True
+    while grew:
+        grew = False
+        for target, source in assigned:
+            if target not in found and all(v.name in found for v in variables(source)):
+                found.add(target)
+                grew = True
+        for i in tuple(open_rows):
+            atom, keys = keyed[i]
+            if not any(all(_given(atom.arguments[k], found) for k in key) for key in keys):
+                continue
+            open_rows.remove(i)
+            found.update(v.name for a in atom.arguments for v in variables(a))
+            grew = True
+    return not open_rows
+
+
+def _given(argument: Term, found: set[str]) -> bool:
+    return not isinstance(argument, Anonymous) and all(v.name in found for v in variables(argument))

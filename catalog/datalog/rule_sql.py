@@ -29,6 +29,7 @@ from pagetrail.catalog.datalog.model import (
     Variable,
     variables,
 )
+from pagetrail.catalog.datalog.repeats import determined
 from pagetrail.catalog.datalog.sql import (
     EXPRESSION_SQL_MAX_CHARS,
     Expression,
@@ -115,6 +116,10 @@ class _Body:
                 names.add(target)
         return names
 
+    def unique(self, known: set[str]) -> bool:
+        """Whether values of the variables ``known`` determine the whole binding, row by row."""
+        return determined(self.keyed, self.assigned, known)
+
     def test(self, left: Expression, operator: str, right: Expression) -> None:
         """Demand a comparison."""
         if left.partial or right.partial:
@@ -143,7 +148,7 @@ class RuleTranslator:
             if not isinstance(term, Aggregate)
         }
         named = {term.name for term in rule.head if isinstance(term, Variable)}
-        return self._project(outputs, body, number, distinct and not _unique(body, named))
+        return self._project(outputs, body, number, distinct and not body.unique(named))
 
     def _body(self, rule: Rule, source_of: SourceOf) -> _Body:
         body = _Body()
@@ -285,7 +290,7 @@ class RuleTranslator:
         inner: dict[str, Expression] = {}
         groups: list[str] = []
         outer: list[str] = []
-        bindings_unique = _unique(body, named)
+        bindings_unique = body.unique(named)
         grouped = {term.name for term in rule.head if isinstance(term, Variable)}
         whole_set = False
         for i, term in enumerate(rule.head):
@@ -299,7 +304,7 @@ class RuleTranslator:
                 inner[name] = self._term(argument, body, rule)
             if term.kind is AggregateKind.COUNT and columns:
                 counted = {a.name for a in term.arguments if isinstance(a, Variable)}
-                if _unique(body, grouped | counted):
+                if body.unique(grouped | counted):
                     outer.append(f"count(*) AS c{i}")
                 else:
                     what = columns[0] if len(columns) == 1 else f"({', '.join(columns)})"
@@ -387,33 +392,3 @@ def _assignable(
 
 def _where(conditions: Sequence[str]) -> str:
     return f" WHERE {' AND '.join(conditions)}" if conditions else ""
-
-
-def _unique(body: _Body, known: set[str]) -> bool:
-    """Whether values of the variables ``known`` determine the whole binding, row by row.
-
-    Follows two kinds of dependency: an equality gives its target, a key gives the whole row.
-    """
-    determined = set(known)
-    open_rows = list(range(len(body.keyed)))
-    grew = True
-    while grew:
-        grew = False
-        for target, source in body.assigned:
-            if target not in determined and all(v.name in determined for v in variables(source)):
-                determined.add(target)
-                grew = True
-        for i in tuple(open_rows):
-            atom, keys = body.keyed[i]
-            if not any(all(_given(atom.arguments[k], determined) for k in key) for key in keys):
-                continue
-            open_rows.remove(i)
-            determined.update(v.name for a in atom.arguments for v in variables(a))
-            grew = True
-    return not open_rows
-
-
-def _given(argument: Term, determined: set[str]) -> bool:
-    return not isinstance(argument, Anonymous) and all(
-        v.name in determined for v in variables(argument)
-    )
