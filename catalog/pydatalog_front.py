@@ -39,6 +39,7 @@ from .datalog.model import (
     Term,
     Value,
     Variable,
+    variables,
 )
 from .errors import BadInputError, PagetrailError
 from .pydatalog_child import Reply, Request, frame
@@ -185,8 +186,8 @@ def translate(query: Query, values: Mapping[str, Value] | None = None) -> tuple[
                 raise _unsound(rule, "recursion that is not in the first literal")
             clauses += _Clause(rule, values).lines(len(clauses))
     answer = "goal_" if query.program.answer == GOAL else query.program.answer
-    variables = ", ".join(f"A{i}" for i in range(len(query.columns)))
-    return "\n".join(clauses), f"{answer}({variables})"
+    columns = ", ".join(f"A{i}" for i in range(len(query.columns)))
+    return "\n".join(clauses), f"{answer}({columns})"
 
 
 def _unsound(rule: Rule, what: str) -> BadInputError:
@@ -268,7 +269,12 @@ class _Clause:
             left, right = comparison.left, comparison.right
             if _bound(left, bound) and _bound(right, bound):
                 operator = "==" if comparison.operator is Compare.EQ else comparison.operator.value
-                tests.append(f"({self._term(left)} {operator} {self._term(right)})")
+                tested = self._term(left)
+                if not variables(left) and not variables(right):
+                    # Python would compare the values and hand pyDatalog a bool.
+                    tested = self._new()
+                    equalities.append(f"({tested} == {self._term(left)})")
+                tests.append(f"({tested} {operator} {self._term(right)})")
             elif comparison.operator is Compare.EQ and _bound(right, bound):
                 equalities.append(f"({self._term(left)} == {self._term(right)})")
                 bound.update([left.name] if isinstance(left, Variable) else [])

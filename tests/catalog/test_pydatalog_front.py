@@ -80,6 +80,23 @@ def test_what_pydatalog_cannot_be_trusted_with_is_refused(text: str, reason: str
         translate(compile_query(text, SCHEMA))
 
 
+@pytest.mark.parametrize(
+    ("test", "rows"),
+    [
+        ("0x00ff <= 0x6162", {(1,), (2,)}),
+        ("7 < 3", set()),
+        ("2 + 1 = 3", {(1,), (2,)}),
+        ("3 != X", {(1,), (2,)}),
+    ],
+)
+def test_a_comparison_of_values_is_pydatalogs_too(test: str, rows: set[tuple[int]]) -> None:
+    query = compile_query(f"p(X) :- one(X), {test}. ?- p(X).", SCHEMA)
+    with session_over({"one": {(1,), (2,)}}) as session:
+        clauses, goal = translate(query)
+        session.load(clauses)
+        assert session.ask(goal) == rows
+
+
 def test_an_answer_that_does_not_come_is_stopped_and_the_session_goes_on() -> None:
     with session_over({"one": {(1,), (2,)}}) as session:
         session.load("again(X) <= one(X)")
