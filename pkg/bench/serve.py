@@ -13,6 +13,7 @@ import importlib.util
 import json
 import os
 import pstats
+import statistics
 import subprocess
 import sys
 import time
@@ -201,7 +202,7 @@ def _outside_row(dtype: str, mode: str, percent: float) -> BenchRow:
 
 
 def planner_rows() -> list[BenchRow]:
-    """The planner's least time for one step, alone on a thread."""
+    """The planner's median time for one step, alone on a thread."""
     running = [
         scheduler.Work(i, scheduler.Phase.DECODE, 1, i % 3, 0, 1_000 - i, True, 0)
         for i in range(1, RUNNING + 1)
@@ -226,9 +227,9 @@ def planner_rows() -> list[BenchRow]:
             start = time.thread_time_ns()
             scheduler.plan(work, lanes, budgets)
             times.append(time.thread_time_ns() - start)
-        least = min(times) / 1_000
+        spent = statistics.median(times) / 1_000
         goal = f"under {most}"
-        rows.append(BenchRow(case=case, unit="us", ours=least, goal=goal, met=least < most))
+        rows.append(BenchRow(case=case, unit="us", ours=spent, goal=goal, met=spent < most))
     return rows
 
 
