@@ -61,6 +61,7 @@ void write_out(const Attention& a, int64_t row, int64_t head, const float* o, fl
 template <class S>
 class ItemRun {
     typedef typename S::T T;
+    static constexpr int64_t TOKENS = TOKENS_AT_ONCE<S>, VALUES = VALUES_AT_ONCE<S>;
 
   public:
     // The item's rows against KV heads [head, head + heads).
@@ -80,7 +81,7 @@ class ItemRun {
         query_ = query_floats(a.keys[0].width, second_width());
         width_ = padded(a.values.width);
         const int64_t need = lines_ * (query_ + SPAN + 2 * width_ + 4) +
-                             std::max(TOKENS_AT_ONCE * depth_, SPAN * width_);
+                             std::max(TOKENS * depth_, SPAN * width_);
         if (int64_t(scratch.size()) < need) scratch.resize(size_t(need));
         float* at = scratch.data();
         q_ = at, at += lines_ * query_;
@@ -159,19 +160,19 @@ class ItemRun {
     Ahead ahead_of(const Slab* slabs, int64_t count, int64_t from) {
         int64_t n = 0;
         for (const Slab* slab = slabs; slab < slabs + count; slab++)
-            for (int64_t j = from; j < std::min(from + TOKENS_AT_ONCE, hi_); j++)
+            for (int64_t j = from; j < std::min(from + TOKENS, hi_); j++)
                 stretches_[n++] = {row_at(*slab, j), heads_ * slab->width * int64_t(sizeof(T))};
         return Ahead(stretches_, n);
     }
 
     void score(int64_t span, int64_t from, int64_t to) {
-        const T *first[TOKENS_AT_ONCE], *second[TOKENS_AT_ONCE];
-        for (int64_t j = from; j < to; j += TOKENS_AT_ONCE) {
-            const int64_t n = std::min(TOKENS_AT_ONCE, to - j);
-            const int64_t next = j + TOKENS_AT_ONCE;
+        const T *first[TOKENS], *second[TOKENS];
+        for (int64_t j = from; j < to; j += TOKENS) {
+            const int64_t n = std::min(TOKENS, to - j);
+            const int64_t next = j + TOKENS;
             Ahead ahead = next < to ? ahead_of(a_.keys, a_.key_slabs, next)
                                     : ahead_of(&a_.values, 1, from);
-            for (int64_t k = 0; k < TOKENS_AT_ONCE; k++) {
+            for (int64_t k = 0; k < TOKENS; k++) {
                 first[k] = k < n ? row_at(a_.keys[0], j + k) : first[k - 1];
                 if (a_.key_slabs > 1)
                     second[k] = k < n ? row_at(a_.keys[1], j + k) : second[k - 1];
@@ -181,8 +182,8 @@ class ItemRun {
                     score_head<S>(h, first, second, n, scores_ + (j - span), ahead);
                 else
                     score_widened(h, first, second, n, scores_ + (j - span), ahead);
-                for (int64_t k = 0; k < TOKENS_AT_ONCE; k++) first[k] += a_.keys[0].head_stride;
-                for (int64_t k = 0; a_.key_slabs > 1 && k < TOKENS_AT_ONCE; k++)
+                for (int64_t k = 0; k < TOKENS; k++) first[k] += a_.keys[0].head_stride;
+                for (int64_t k = 0; a_.key_slabs > 1 && k < TOKENS; k++)
                     second[k] += a_.keys[1].head_stride;
             }
         }
@@ -190,8 +191,8 @@ class ItemRun {
 
     void score_widened(int64_t head, const T* const* first_rows, const T* const* second_rows,
                        int64_t count, float* scores, Ahead& ahead) {
-        const float *first[TOKENS_AT_ONCE], *second[TOKENS_AT_ONCE];
-        for (int64_t k = 0; k < TOKENS_AT_ONCE; k++) {
+        const float *first[TOKENS], *second[TOKENS];
+        for (int64_t k = 0; k < TOKENS; k++) {
             float* to = widened_ + std::min(k, count - 1) * depth_;
             first[k] = to;
             second[k] = to + a_.keys[0].width;
@@ -274,9 +275,9 @@ class ItemRun {
 
     // O[line] += sum over keys [a, b) of p[line][key] V[key], key by key, for lines of some rows.
     void weigh(int64_t span, int64_t a, int64_t b, int64_t row, int64_t count) {
-        const T* rows[TOKENS_AT_ONCE];
-        for (int64_t j = a; j < b; j += TOKENS_AT_ONCE) {
-            const int64_t n = std::min(TOKENS_AT_ONCE, b - j), next = j + TOKENS_AT_ONCE;
+        const T* rows[TOKENS];
+        for (int64_t j = a; j < b; j += TOKENS) {
+            const int64_t n = std::min(TOKENS, b - j), next = j + TOKENS;
             Ahead ahead;
             if (count == rows_)  // else a corner of the range, whose values have been asked for
                 ahead = next < b ? ahead_of(&a_.values, 1, next)
@@ -285,8 +286,8 @@ class ItemRun {
             for (int64_t h = 0; h < heads_; h++) {
                 const int64_t line = h * of_head_ + row * group_;
                 const float* weights = scores_ + line * SPAN + (j - span);
-                for (int64_t k = 0; k < n; k += VALUES_AT_ONCE)
-                    weigh_lines<S>(rows + k, std::min(VALUES_AT_ONCE, n - k), a_.values.width,
+                for (int64_t k = 0; k < n; k += VALUES)
+                    weigh_lines<S>(rows + k, std::min(VALUES, n - k), a_.values.width,
                                    weights + k, SPAN, span_o_ + line * width_, width_,
                                    count * group_, ahead);
                 for (int64_t k = 0; k < n; k++) rows[k] += a_.values.head_stride;
@@ -320,7 +321,7 @@ class ItemRun {
     int64_t kv_len_, base_, first_position_, of_head_, lines_, depth_, query_, width_;
     const int32_t* pages_;
     int page_shift_ = 0;
-    Ahead::Stretch stretches_[2 * TOKENS_AT_ONCE];  // of two slabs
+    Ahead::Stretch stretches_[2 * TOKENS];  // of two slabs
     // widened_: keys of a tile, then values of a span. Never both at once.
     float *q_, *scores_, *span_o_, *o_, *tops_, *sums_, *span_tops_, *span_sums_, *widened_;
 };

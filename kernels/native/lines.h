@@ -19,12 +19,18 @@ namespace pt {
 // Tokens of a block: what is read while the next block is asked for. Values of VALUES_AT_ONCE
 // tokens are summed up before the sums go back to memory.
 #ifdef __AVX512F__
-constexpr int64_t TOKENS_AT_ONCE = 32, VALUES_AT_ONCE = TOKENS_AT_ONCE;
+template <class S>
+constexpr int64_t TOKENS_AT_ONCE = 64 / int64_t(sizeof(typename S::T));
+template <class S>
+constexpr int64_t VALUES_AT_ONCE = TOKENS_AT_ONCE<S>;
 #else
-constexpr int64_t TOKENS_AT_ONCE = 16, VALUES_AT_ONCE = 4;
+template <class S>
+constexpr int64_t TOKENS_AT_ONCE = 16;
+template <class S>
+constexpr int64_t VALUES_AT_ONCE = 4;
 #endif
 
-// Rows of TOKENS_AT_ONCE keys in each of two slabs (past the last key, any row that may be read);
+// Rows of a block of keys in each of two slabs (past the last key, any row that may be read);
 // `second_width` 0 says there is but one slab.
 template <class S>
 struct Keys {
@@ -164,7 +170,7 @@ inline void weigh_block(const typename S::T* const* rows, int64_t width, const f
     columns(whole, v);
 }
 
-// `count` keys, at most VALUES_AT_ONCE. o is padded to whole vectors; what lies past `width` stays.
+// `count` keys, at most VALUES_AT_ONCE<S>. o is padded to whole vectors; what lies past `width` stays.
 template <class S>
 inline void weigh_lines(const typename S::T* const* rows, int64_t count, int64_t width,
                         const float* p, int64_t ldp, float* o, int64_t ldo, int64_t lines,
@@ -173,11 +179,11 @@ inline void weigh_lines(const typename S::T* const* rows, int64_t count, int64_t
         const float* weights = p + line * ldp;
         float* out = o + line * ldo;
         const bool pair = line + 1 < lines;
-        if (count == VALUES_AT_ONCE) {
+        if (count == VALUES_AT_ONCE<S>) {
             if (pair)
-                weigh_block<S, 2, VALUES_AT_ONCE>(rows, width, weights, ldp, out, ldo, ahead);
+                weigh_block<S, 2, VALUES_AT_ONCE<S>>(rows, width, weights, ldp, out, ldo, ahead);
             else
-                weigh_block<S, 1, VALUES_AT_ONCE>(rows, width, weights, ldp, out, ldo, ahead);
+                weigh_block<S, 1, VALUES_AT_ONCE<S>>(rows, width, weights, ldp, out, ldo, ahead);
             continue;
         }
         for (int64_t n = 0; n < count; n++)

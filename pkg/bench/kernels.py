@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import msgspec
 import numpy as np
@@ -48,18 +49,20 @@ def run(quick: bool) -> dict[str, object]:
     return plain
 
 
-def least_ms(work: Callable[[], object], repetitions: int) -> float:
-    """Least wall time of one call in milliseconds, after one that warms up.
+def least_ms(works: Sequence[Callable[[], object]], repetitions: int) -> list[float]:
+    """Least wall time of one call of each in milliseconds, after one that warms up.
 
-    The least, because whatever else runs on the machine can only add to it.
+    The least, because whatever else runs on the machine can only add to it. They take turns, so
+    that a quiet moment is one for all of them.
     """
-    work()
-    times = []
-    for _ in range(repetitions):
-        start = time.perf_counter_ns()
-        work()
-        times.append(time.perf_counter_ns() - start)
-    return min(times) / 1e6
+    times: list[list[int]] = [[] for _ in works]
+    for repetition in range(repetitions + 1):
+        for work, mine in zip(works, times, strict=True):
+            start = time.perf_counter_ns()
+            work()
+            if repetition > 0:
+                mine.append(time.perf_counter_ns() - start)
+    return [min(mine) / 1e6 for mine in times]
 
 
 def _paged(
@@ -95,13 +98,12 @@ def _decode_rows(
     torch.set_num_threads(threads)
     kind = {Storage.F32: torch.float32, Storage.F16: torch.float16, Storage.BF16: torch.bfloat16}
     work = _paged(device, storage, DECODE_SEQUENCES, DECODE_TOKENS, 1)
-    ours = least_ms(work, repetitions)
     shape = (DECODE_SEQUENCES, KV_HEADS, DECODE_TOKENS, WIDTH)
     k, v = (torch.randn(shape).to(kind[storage]) for _ in range(2))
     q = torch.randn(DECODE_SEQUENCES, KV_HEADS, Q_HEADS // KV_HEADS, WIDTH).to(kind[storage])
     attend = torch.nn.functional.scaled_dot_product_attention
-    theirs = least_ms(lambda: attend(q, k, v), repetitions)
-    floor = least_ms(_read_once(device, storage, k.numel() + v.numel()), repetitions)
+    read_once = _read_once(device, storage, k.numel() + v.numel())
+    ours, theirs, floor = least_ms([work, lambda: attend(q, k, v), read_once], repetitions)
     name = f"decode {DECODE_SEQUENCES} x {DECODE_TOKENS}, 32/8 heads of 128, {storage.name.lower()}"
     return [
         BenchRow(
@@ -142,14 +144,13 @@ def _prefill_rows(device: CpuDevice, repetitions: int, threads: int) -> list[Ben
 
     torch.set_num_threads(threads)
     work = _paged(device, Storage.F32, 1, PREFILL_TOKENS, PREFILL_ROWS)
-    ours = least_ms(work, repetitions)
     q = torch.randn(1, Q_HEADS, PREFILL_ROWS, WIDTH)
     k, v = (torch.randn(1, Q_HEADS, PREFILL_TOKENS, WIDTH) for _ in range(2))
     mask = torch.ones(PREFILL_ROWS, PREFILL_TOKENS, dtype=torch.bool).tril(
         PREFILL_TOKENS - PREFILL_ROWS
     )
     attend = torch.nn.functional.scaled_dot_product_attention
-    theirs = least_ms(lambda: attend(q, k, v, attn_mask=mask), repetitions)
+    ours, theirs = least_ms([work, lambda: attend(q, k, v, attn_mask=mask)], repetitions)
     return [
         BenchRow(
             case=f"prefill of {PREFILL_ROWS} rows at {PREFILL_TOKENS}, fp32",
@@ -177,9 +178,11 @@ def _linear_rows(device: CpuDevice, repetitions: int, threads: int) -> list[Benc
         x = _normal(rng, count, LINEAR_DEPTH)
         out = np.empty((count, LINEAR_OUTPUTS), np.float32)
         tensor = torch.from_numpy(x)
-        ours = least_ms(lambda x=x, out=out: device.linear(x, packed, out), repetitions)  # type: ignore[misc]
-        theirs = least_ms(
-            lambda tensor=tensor: torch.nn.functional.linear(tensor, matrix),  # type: ignore[misc]
+        ours, theirs = least_ms(
+            [
+                partial(device.linear, x, packed, out),
+                partial(torch.nn.functional.linear, tensor, matrix),
+            ],
             repetitions,
         )
         rows.append(
