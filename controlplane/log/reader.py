@@ -19,6 +19,7 @@ from pagetrail.controlplane.log.frames import (
     Frame,
     LogPosition,
 )
+from pagetrail.controlplane.log.manifests import read_manifest
 from pagetrail.controlplane.log.segment_index import IndexCheck
 from pagetrail.controlplane.log.segments import Ending, SegmentScan, log_directory
 from pagetrail.controlplane.log.stretches import (
@@ -60,6 +61,8 @@ def read_log(directory: str | Path, from_seq: int = 0) -> Iterator[Frame]:
         )
     for index, stretch in enumerate(stretches.items):
         until = stretches.until(index)
+        if until is None and stretch.sealed:  # a copy of sealed segments alone
+            until = read_manifest(stretch.path).end
         if until is not None and until.next_seq <= from_seq:
             continue
         for frame in stretch_frames(stretch, until):

@@ -27,6 +27,7 @@ from pagetrail.catalog.kinds.worker import StreamFinished
 from pagetrail.catalog.replica import Replica, open_replica
 from pagetrail.catalog.replica_schema import STORED_TABLES
 from pagetrail.controlplane.log import columns as columns_of_log
+from pagetrail.controlplane.log import reader
 from pagetrail.controlplane.log.clock import LogicalClock
 from pagetrail.controlplane.log.committer import open_committer
 from pagetrail.controlplane.log.limits import LogLimits
@@ -193,6 +194,20 @@ def test_a_file_that_goes_before_its_rows_are_taken_leaves_the_replica_as_it_was
         aside.rename(path)
         replica.apply_columns(columns, manifest.end.chain)
         assert replica.position == manifest.next_seq
+
+
+def test_a_copy_of_sealed_segments_alone_is_read_as_columns_and_no_frame_is_rebuilt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_log(tmp_path, 6, 30)
+    seal_log(tmp_path, files=UnsyncedFiles())
+    (active,) = (tmp_path / "log").glob("segment-*")
+    active.unlink()
+    with fact_by_fact(tmp_path) as slow:
+        expected = contents(slow)
+    monkeypatch.setattr(reader, "stretch_frames", None)
+    with caught_up_replica(tmp_path, None) as replica:
+        assert contents(replica) == expected
 
 
 def test_an_entity_that_is_there_twice_stops_the_apply(tmp_path: Path) -> None:
