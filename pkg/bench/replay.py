@@ -12,8 +12,8 @@ from __future__ import annotations
 import gc
 import hashlib
 import random
-import statistics
 import shutil
+import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator
