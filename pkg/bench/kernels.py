@@ -10,6 +10,7 @@ that nothing is gathered and no head is repeated.
 from __future__ import annotations
 
 import os
+import statistics
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -49,11 +50,10 @@ def run(quick: bool) -> dict[str, object]:
     return plain
 
 
-def least_ms(works: Sequence[Callable[[], object]], repetitions: int) -> list[float]:
-    """Least wall time of one call of each in milliseconds, after one that warms up.
+def median_ms(works: Sequence[Callable[[], object]], repetitions: int) -> list[float]:
+    """Median wall time of one call of each in milliseconds, after one that warms up.
 
-    The least, because whatever else runs on the machine can only add to it. They take turns, so
-    that a quiet moment is one for all of them.
+    They take turns, so that a slow moment of the machine is one for all of them.
     """
     times: list[list[int]] = [[] for _ in works]
     for repetition in range(repetitions + 1):
@@ -62,7 +62,7 @@ def least_ms(works: Sequence[Callable[[], object]], repetitions: int) -> list[fl
             work()
             if repetition > 0:
                 mine.append(time.perf_counter_ns() - start)
-    return [min(mine) / 1e6 for mine in times]
+    return [statistics.median(mine) / 1e6 for mine in times]
 
 
 def _paged(
@@ -103,7 +103,7 @@ def _decode_rows(
     q = torch.randn(DECODE_SEQUENCES, KV_HEADS, Q_HEADS // KV_HEADS, WIDTH).to(kind[storage])
     attend = torch.nn.functional.scaled_dot_product_attention
     read_once = _read_once(device, storage, k.numel() + v.numel())
-    ours, theirs, floor = least_ms([work, lambda: attend(q, k, v), read_once], repetitions)
+    ours, theirs, floor = median_ms([work, lambda: attend(q, k, v), read_once], repetitions)
     name = f"decode {DECODE_SEQUENCES} x {DECODE_TOKENS}, 32/8 heads of 128, {storage.name.lower()}"
     return [
         BenchRow(
@@ -150,7 +150,7 @@ def _prefill_rows(device: CpuDevice, repetitions: int, threads: int) -> list[Ben
         PREFILL_TOKENS - PREFILL_ROWS
     )
     attend = torch.nn.functional.scaled_dot_product_attention
-    ours, theirs = least_ms([work, lambda: attend(q, k, v, attn_mask=mask)], repetitions)
+    ours, theirs = median_ms([work, lambda: attend(q, k, v, attn_mask=mask)], repetitions)
     return [
         BenchRow(
             case=f"prefill of {PREFILL_ROWS} rows at {PREFILL_TOKENS}, fp32",
@@ -178,7 +178,7 @@ def _linear_rows(device: CpuDevice, repetitions: int, threads: int) -> list[Benc
         x = _normal(rng, count, LINEAR_DEPTH)
         out = np.empty((count, LINEAR_OUTPUTS), np.float32)
         tensor = torch.from_numpy(x)
-        ours, theirs = least_ms(
+        ours, theirs = median_ms(
             [
                 partial(device.linear, x, packed, out),
                 partial(torch.nn.functional.linear, tensor, matrix),
