@@ -34,6 +34,9 @@ from .standing import standing_rules
 APPLY_FACTS_MAX = 1_000_000
 CHAIN_START = bytes(32)
 
+_ENGINE: dict[str, str | bool | int | float | list[str]] = {"preserve_insertion_order": False}
+"""Rows are found by what they hold: in any order, all processors insert at once."""
+
 
 class ChainSource(Protocol):
     """The log, as far as a replica needs it to check itself."""
@@ -214,7 +217,7 @@ def open_replica(path: str | Path | None, log: ChainSource) -> Replica:
         raise BadInputError(f"{file} cannot be read and written; give this user the right to")
     connection = None
     try:
-        connection = duckdb.connect(str(file))
+        connection = duckdb.connect(str(file), config=_ENGINE)
         reason, position, chain = _inspect(connection, log)
         if not reason:
             return Replica(connection, position, chain, None)
@@ -231,7 +234,7 @@ def open_replica(path: str | Path | None, log: ChainSource) -> Replica:
 
 
 def _create(database: str) -> duckdb.DuckDBPyConnection:
-    connection = duckdb.connect(database)
+    connection = duckdb.connect(database, config=_ENGINE)
     connection.begin()
     connection.execute(";".join(ddl()))
     open_ledger(connection)

@@ -60,36 +60,43 @@ def _insert_stored(
     connection: duckdb.DuckDBPyConnection, kinds: Sequence[tuple[KindTables, Stored]]
 ) -> set[str]:
     """Insert what files hold of envelopes and fields; returns names of changed tables."""
-    touched: set[str] = set()
+    touched = {"facts"}
+    envelope = {c.name: identifier(c.name) for c in STORED_ENVELOPE}
+    _take(
+        connection,
+        "facts",
+        [(envelope | {"kind": literal(tables.kind.name)}, one.paths) for tables, one in kinds],
+    )
     for tables, stored in kinds:
-        name = literal(tables.kind.name)
-        envelope = {c.name: identifier(c.name) for c in STORED_ENVELOPE}
-        _take(connection, "facts", envelope | {"kind": name}, stored.paths)
-        touched.add("facts")
         if stored.fields is not None:
             row = {c.name: identifier(c.name) for c in event_columns(tables)}
             if tables.kind.struct is Decision:
-                row["kind"] = name
+                row["kind"] = literal(tables.kind.name)
             for column, field in zip(tables.columns, stored.fields, strict=True):
                 row[column.name] = identifier(field)
-            _take(connection, tables.events, row, stored.paths)
+            _take(connection, tables.events, [(row, stored.paths)])
             touched.add(tables.events)
     return touched
 
 
 def _take(
-    connection: duckdb.DuckDBPyConnection, table: str, row: Mapping[str, str], paths: Sequence[Path]
+    connection: duckdb.DuckDBPyConnection,
+    table: str,
+    sources: Sequence[tuple[Mapping[str, str], Sequence[Path]]],
 ) -> None:
-    """Insert rows of files: for each column of the table an expression over the files' columns."""
-    columns = ", ".join(map(identifier, row))
+    """Insert rows of files: from each source, for each column of the table an expression over the
+    files' columns. All in one statement, between whose parts no processor waits."""
+    columns = ", ".join(map(identifier, sources[0][0]))
+    parts = [
+        f"SELECT {', '.join(row.values())} FROM read_parquet(?, hive_partitioning = false)"
+        for row, _ in sources
+    ]
+    files = [[str(path) for path in paths] for _, paths in sources]
     try:
-        connection.execute(
-            f"INSERT INTO {table} ({columns}) SELECT {', '.join(row.values())} "
-            "FROM read_parquet(?, hive_partitioning = false)",
-            [[str(path) for path in paths]],
-        )
+        connection.execute(f"INSERT INTO {table} ({columns}) {' UNION ALL '.join(parts)}", files)
     except (duckdb.IOException, duckdb.InvalidInputException, duckdb.ConstraintException) as error:
-        raise CorruptionError(f"{paths[0]}, or one that follows it: {error}") from error
+        count = sum(map(len, files))
+        raise CorruptionError(f"{files[0][0]}, or another of {count} files: {error}") from error
 
 
 def _append(connection: duckdb.DuckDBPyConnection, name: str, rows: pa.Table) -> None:
