@@ -164,11 +164,15 @@ def _assign(
         )
     e = group.first.copy()
     e[places] = known["e"]
-    is_new = np.ones(count, np.bool_)
-    is_new[places] = False
-    new = np.flatnonzero(is_new)
-    new = new[np.argsort(e[new], kind="stable")]
-    connection.register("named", keys.take(pa.array(new)).append_column("e", pa.array(e[new])))
+    if len(places) or not (e[:-1] < e[1:]).all():
+        is_new = np.ones(count, np.bool_)
+        is_new[places] = False
+        new = np.flatnonzero(is_new)
+        new = new[np.argsort(e[new], kind="stable")]
+        named = keys.take(pa.array(new)).append_column("e", pa.array(e[new]))
+    else:  # all are new and in order, as when a replica is filled from nothing
+        named = keys.append_column("e", pa.array(e))
+    connection.register("named", named)
     try:
         connection.execute(f"INSERT INTO {entities} SELECT * FROM named")
     finally:
