@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
+import torch
 
 from pagetrail.engine.model import EngineModel, PageTable, RowSpec
 
@@ -85,3 +87,19 @@ def greedy(
     while running := [stream for stream in streams if len(stream.out) < new]:
         run_step(model, running, chunk)
     return streams
+
+
+def generated(oracle: Any, prompt: list[int], new: int) -> list[int]:
+    """The tokens that transformers' own ``generate`` continues a prompt with."""
+    with torch.inference_mode():
+        out = oracle.generate(
+            torch.tensor([prompt]),
+            attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
+            max_new_tokens=new,
+            min_new_tokens=new,
+            do_sample=False,
+            eos_token_id=None,
+            pad_token_id=2,
+        )
+    found: list[int] = out[0, len(prompt) :].tolist()
+    return found

@@ -10,12 +10,11 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 import transformers
-from streams import greedy
+from streams import generated, greedy
 
 from pagetrail.engine.model import EngineModel, EngineOptions, load
 from pagetrail.engine.weights import open_model
@@ -40,20 +39,6 @@ def model() -> EngineModel:
     return load(FILE, EngineOptions(pages=1_200, page_tokens=16, context=4_096))
 
 
-def generated(oracle: Any, prompt: list[int]) -> list[int]:
-    with torch.inference_mode():
-        out = oracle.generate(
-            torch.tensor([prompt]),
-            attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
-            max_new_tokens=NEW,
-            min_new_tokens=NEW,
-            do_sample=False,
-            eos_token_id=None,
-            pad_token_id=0,
-        )
-    return out[0, len(prompt) :].tolist()
-
-
 def test_greedy_tokens_equal_generate(
     model: EngineModel, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -65,7 +50,7 @@ def test_greedy_tokens_equal_generate(
     assert len(prompts[-1]) > 512
     streams = greedy(model, prompts, NEW, chunk=256)
     for prompt, stream in zip(prompts, streams, strict=True):
-        assert stream.out == generated(oracle, prompt), stream.gap
+        assert stream.out == generated(oracle, prompt, NEW), stream.gap
     with capsys.disabled():
         smallest = min(stream.gap for stream in streams)
         print(f"\nsmallest gap of best and second best logit: {smallest:.2e}")

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from streams import Stream, all_logits, greedy, tables
+from streams import Stream, all_logits, generated, greedy, tables
 
 from pagetrail.engine.model import EngineModel, EngineOptions, load
 from pagetrail.engine.weights import open_model
@@ -59,20 +59,6 @@ def long_prompt(model: EngineModel) -> list[int]:
     text = (ROOT / "LICENSE").read_text(encoding="utf-8")
     content = f"Summarise this licence in one sentence.\n\n{text}"
     return model.tokenizer.encode_chat([{"role": "user", "content": content[:5_000]}])
-
-
-def generated(oracle: Any, prompt: list[int], new: int) -> list[int]:
-    with torch.inference_mode():
-        out = oracle.generate(
-            torch.tensor([prompt]),
-            attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
-            max_new_tokens=new,
-            min_new_tokens=new,
-            do_sample=False,
-            eos_token_id=None,
-            pad_token_id=2,
-        )
-    return out[0, len(prompt) :].tolist()
 
 
 def test_greedy_tokens_of_mixed_batches_equal_generate(
