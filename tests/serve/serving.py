@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 import torch
 import transformers
+from streams import generated
 
 TINY_SETTINGS = (
     "worker.pages=80",
@@ -43,17 +44,7 @@ class Oracle:
 
     def greedy(self, prompt: list[int], new: int) -> list[int]:
         """The ``new`` greedy tokens after a prompt; the model's end token does not end them."""
-        with torch.inference_mode():
-            out = self.model.generate(
-                torch.tensor([prompt]),
-                attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
-                max_new_tokens=new,
-                min_new_tokens=new,
-                do_sample=False,
-                eos_token_id=None,
-                pad_token_id=0,
-            )
-        return [int(token) for token in out[0, len(prompt) :]]
+        return generated(self.model, prompt, new)
 
     def logprobs(self, tokens: list[int]) -> list[float]:
         """log P(token i+1 | tokens before it), for every i."""
