@@ -28,7 +28,8 @@ _NICENESS = 10
 class Sealer:
     """Seals what lies more than ``keep`` closed segments behind the one that is written.
 
-    ``failed`` says how often a sealing process has ended with an error; it says why on stderr.
+    ``failed`` says how often sealing has ended with an error or could not be started; why is said
+    on stderr.
     """
 
     def __init__(self, directory: Path, keep: int) -> None:
@@ -62,8 +63,12 @@ class Sealer:
             self._wake.clear()
             if self._closing:
                 return
-            if len(list_segments(log_directory(self._directory))) > self._keep + 1:
-                self._seal()
+            try:
+                if len(list_segments(log_directory(self._directory))) > self._keep + 1:
+                    self._seal()
+            except OSError as error:  # no process or no memory for one: the log goes on as it is
+                print(_message(error), file=sys.stderr)
+                self.failed += 1
 
     def _seal(self) -> None:
         command = [sys.executable, "-m", "pagetrail.controlplane.log.sealer"]
@@ -98,9 +103,13 @@ def main(argv: Sequence[str] | None = None, *, files: Files | None = None) -> in
     try:
         seal_log(arguments.directory, keep=arguments.keep, files=files)
     except (PagetrailError, OSError) as error:
-        print(f"pagetrail sealer: {error}; tried again at the next segment", file=sys.stderr)
+        print(_message(error), file=sys.stderr)
         return 1
     return 0
+
+
+def _message(error: Exception) -> str:
+    return f"pagetrail sealer: {error}; tried again at the next segment"
 
 
 def _end_with_stdin() -> None:

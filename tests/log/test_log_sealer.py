@@ -15,6 +15,7 @@ import pytest
 from log_helpers import UnsyncedFiles, build_log, fact, segment_paths
 
 from pagetrail.catalog.errors import BadInputError
+from pagetrail.controlplane.log import sealer
 from pagetrail.controlplane.log.client import FactClient
 from pagetrail.controlplane.log.limits import LogLimits, check_limits
 from pagetrail.controlplane.log.reader import read_log, verify_log
@@ -86,6 +87,25 @@ def test_what_an_earlier_writer_left_is_sealed_at_the_start(tmp_path: Path) -> N
     with EmbeddedWriter(tmp_path, limits=LIMITS):
         until(lambda: settled(tmp_path), "old segments sealed")
     assert [frame.raw for frame in read_log(tmp_path)][: len(expected)] == expected
+
+
+def test_a_process_that_cannot_be_started_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    build_log(tmp_path, 200, limits=LogLimits(segment_bytes=3_000))
+
+    def refuse(*_arguments: object, **_more: object) -> None:
+        raise OSError(11, "no more processes")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(sealer.subprocess, "Popen", refuse)
+        started = sealer.Sealer(tmp_path, KEPT)
+        until(lambda: started.failed == 1, "a refused start")
+    assert "no more processes; tried again at the next segment" in capsys.readouterr().err
+    started.segment_closed()
+    until(lambda: settled(tmp_path), "old segments sealed")
+    started.close()
+    assert started.failed == 1
 
 
 def test_a_writer_that_is_told_so_seals_nothing(tmp_path: Path) -> None:
