@@ -22,6 +22,7 @@ import pyarrow as pa
 from .datalog.compiler import Query, compile_query
 from .datalog.evaluate import Limits, answer, run
 from .datalog.model import Type, Value
+from .datalog.sql import quoted
 from .envelope import Fact
 from .errors import BadInputError
 from .fact_columns import Columns, check_gapless, columns_of
@@ -36,6 +37,11 @@ CHAIN_START = bytes(32)
 
 _ENGINE: dict[str, str | bool | int | float | list[str]] = {"preserve_insertion_order": False}
 """Rows are found by what they hold: in any order, all processors insert at once."""
+
+_ROW_GROUP_ROWS = 14_336
+"""DuckDB compresses a row group of a table on one processor, those that are full as soon as rows
+are inserted and the last, partial one at every checkpoint. Most of a replica's tables are small:
+in groups of the usual 122,880 rows each would be one group, compressed while all else waits."""
 
 
 class ChainSource(Protocol):
@@ -217,14 +223,15 @@ def open_replica(path: str | Path | None, log: ChainSource) -> Replica:
         raise BadInputError(f"{file} cannot be read and written; give this user the right to")
     connection = None
     try:
-        connection = duckdb.connect(str(file), config=_ENGINE)
+        connection = _connect(str(file))
         reason, position, chain = _inspect(connection, log)
         if not reason:
             return Replica(connection, position, chain, None)
     except duckdb.Error as error:
-        if isinstance(error, duckdb.IOException) and "set lock" in str(error):
+        if _is_held(error):
             raise BadInputError(
-                f"{file} is held by another process; give this one a replica file of its own"
+                f"{file} is held by another process, or open in this one; give this one a replica "
+                "file of its own"
             ) from error
         reason = f"the file cannot be read ({error})"
     if connection is not None:
@@ -233,8 +240,32 @@ def open_replica(path: str | Path | None, log: ChainSource) -> Replica:
     return Replica(_create(str(file)), 0, CHAIN_START, reason)
 
 
+def _connect(database: str) -> duckdb.DuckDBPyConnection:
+    """A connection whose cursors, too, find the tables of a file by their bare names."""
+    connection = duckdb.connect(":memory:", config=_ENGINE)
+    if database == ":memory:":
+        return connection
+    try:
+        # The size of row groups is an option of attaching only. A cursor starts in the first
+        # database of its instance, which the file becomes when the one in memory is gone.
+        connection.execute(
+            f"ATTACH {quoted(database)} AS replica (ROW_GROUP_SIZE {_ROW_GROUP_ROWS})"
+        )
+        connection.execute("USE replica")
+        connection.execute("DETACH memory")
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _is_held(error: duckdb.Error) -> bool:
+    """Whether another process has the file's lock, or this one has it open."""
+    return "set lock" in str(error) or "file handle conflict" in str(error)
+
+
 def _create(database: str) -> duckdb.DuckDBPyConnection:
-    connection = duckdb.connect(database, config=_ENGINE)
+    connection = _connect(database)
     connection.begin()
     connection.execute(";".join(ddl()))
     open_ledger(connection)

@@ -13,15 +13,14 @@ from collections.abc import Collection
 import duckdb
 
 from .datalog.model import OPEN_SEQ
-from .datalog.sql import identifier
+from .datalog.sql import identifier, literal
 from .replica_schema import STORED_TABLES, StoredTable
 
 
 def open_ledger(connection: duckdb.DuckDBPyConnection) -> None:
     """Enter all tables as empty."""
-    connection.executemany(
-        "INSERT INTO ledger VALUES (?, 0, 0, 0, 0)", [[t.name] for t in STORED_TABLES]
-    )
+    rows = ", ".join(f"({literal(t.name)}, 0, 0, 0, 0)" for t in STORED_TABLES)
+    connection.execute(f"INSERT INTO ledger VALUES {rows}")
 
 
 def enter_rows(

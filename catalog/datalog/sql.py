@@ -42,7 +42,12 @@ def literal(value: Value) -> str:
         return f"({value}::BIGINT)" if value >= 0 else f"(({value})::BIGINT)"
     if isinstance(value, bytes):
         return "'" + "".join(f"\\x{byte:02X}" for byte in value) + "'::BLOB"
-    return "'" + value.replace("'", "''") + "'::VARCHAR"
+    return f"{quoted(value)}::VARCHAR"
+
+
+def quoted(text: str) -> str:
+    """Text between quotes, where SQL takes no typed value: the path of a file."""
+    return "'" + text.replace("'", "''") + "'"
 
 
 def parameter(number: int, type_: Type) -> str:

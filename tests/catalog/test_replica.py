@@ -288,6 +288,31 @@ def test_a_replica_held_by_another_process_is_refused_and_left_alone(
         assert replica.rebuilt is None
 
 
+def test_a_replica_open_in_this_process_is_refused_and_left_alone(
+    path: Path, history: History
+) -> None:
+    with open_replica(path, history) as replica:
+        held = current(replica, "copy")
+        with pytest.raises(BadInputError, match="open in this one"):
+            open_replica(path, history)
+        assert current(replica, "copy") == held
+    with open_replica(path, history) as replica:
+        assert replica.rebuilt is None
+
+
+def test_small_tables_of_a_file_are_compressed_by_all_processors(tmp_path: Path) -> None:
+    """The documented size of a row group is 122,880 rows: this table would be one."""
+    history = History()
+    with open_replica(tmp_path / "a 'quoted' name", history) as replica:
+        replica.connection.execute("CREATE TABLE rows AS SELECT * FROM range(122_880)")
+        replica.connection.execute("CHECKPOINT")
+        with replica.connection.cursor() as other:
+            groups = other.execute(
+                "SELECT count(DISTINCT row_group_id) FROM pragma_storage_info('rows')"
+            ).fetchall()
+    assert groups[0][0] > 4
+
+
 def test_a_file_that_is_no_database_is_rebuilt(path: Path, history: History) -> None:
     path.write_bytes(b"x" * 9_000)
     rebuilds(path, history, "cannot be read")
