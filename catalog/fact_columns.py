@@ -64,7 +64,8 @@ class KindColumns:
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """Consecutive facts; ``causes`` has the columns ``CAUSE``."""
+    """Consecutive facts; ``causes`` has the columns ``CAUSE``. A kind is there once in each form
+    that some of its facts have."""
 
     first_seq: int
     next_seq: int
@@ -101,22 +102,16 @@ def columns_of(facts: Sequence[Fact], expected_seq: int) -> Columns:
     )
 
 
-def alike(one: Columns, other: Columns) -> bool:
-    """Whether both have the same columns in files, for each kind that both have."""
-    forms = {kind.kind_id: kind.form for kind in one.kinds}
-    return all(forms.get(kind.kind_id, kind.form) == kind.form for kind in other.kinds)
-
-
 def joined(parts: Sequence[Columns]) -> Columns:
-    """Columns that are alike and follow each other as one."""
-    by_kind: dict[int, list[KindColumns]] = {}
+    """Columns that follow each other as one."""
+    by_form: dict[object, list[KindColumns]] = {}
     for part in parts:
         for kind in part.kinds:
-            by_kind.setdefault(kind.kind_id, []).append(kind)
+            by_form.setdefault((kind.kind_id, kind.form), []).append(kind)
     return Columns(
         parts[0].first_seq,
         parts[-1].next_seq,
-        tuple(_joined(kinds) for kinds in by_kind.values()),
+        tuple(_joined(kinds) for kinds in by_form.values()),
         pa.concat_tables([part.causes for part in parts]),
     )
 

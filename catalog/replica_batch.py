@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -14,8 +15,9 @@ from .replica_schema import KIND_TABLES, KindTables
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Rows of consecutive facts. ``kinds`` pairs a kind's tables with its rows: for a catalog
-    kind (seq, op, fields...), for a decision (seq, kind, fields...), else (seq, fields...).
+    """Rows of consecutive facts. ``kinds`` pairs a kind's tables with its rows in order of ``seq``:
+    for a catalog kind (seq, op, fields...), for a decision (seq, kind, fields...), else
+    (seq, fields...).
     ``stored`` are the files with the envelopes, or the fields too, of the facts that lack them
     here."""
 
@@ -29,17 +31,21 @@ class Batch:
 
 def batch_of(columns: Columns) -> Batch:
     """The rows of every table that ``columns`` add to."""
+    by_kind: dict[int, list[pa.Table]] = {}
+    for kind in columns.kinds:
+        if kind.stored is None or kind.stored.fields is None:
+            by_kind.setdefault(kind.kind_id, []).append(_rows(kind))
     return Batch(
         columns.first_seq,
         columns.next_seq,
         envelopes(columns),
         columns.causes,
-        tuple(_rows(k) for k in columns.kinds if k.stored is None or k.stored.fields is None),
+        tuple((KIND_TABLES[kind_id], _ordered(parts)) for kind_id, parts in by_kind.items()),
         tuple((KIND_TABLES[k.kind_id], k.stored) for k in columns.kinds if k.stored is not None),
     )
 
 
-def _rows(kind: KindColumns) -> tuple[KindTables, pa.Table]:
+def _rows(kind: KindColumns) -> pa.Table:
     tables = KIND_TABLES[kind.kind_id]
     lead: dict[str, pa.Array] = {"seq": kind.envelope.column("seq")}
     if tables.kind.role is Role.CATALOG:
@@ -47,4 +53,9 @@ def _rows(kind: KindColumns) -> tuple[KindTables, pa.Table]:
     elif tables.kind.struct is Decision:
         lead["kind"] = pa.repeat(tables.kind.name, kind.fields.num_rows)
     fields = {c.name: kind.fields.column(c.name) for c in tables.columns}
-    return tables, pa.table({**lead, **fields})
+    return pa.table({**lead, **fields})
+
+
+def _ordered(parts: Sequence[pa.Table]) -> pa.Table:
+    """The rows of a kind's forms, each in order of ``seq``, in that order together."""
+    return parts[0] if len(parts) == 1 else pa.concat_tables(parts).sort_by("seq")

@@ -2,7 +2,7 @@
 
 Owns the way from a log to a replica when no writer is asked: the log is read as it lies on disk,
 sealed segments as whole columns (the next ones are read while some are applied), the rest by
-frames.
+frames; one commit takes both.
 Importing this module loads DuckDB.
 """
 
@@ -17,24 +17,28 @@ from pathlib import Path
 import pyarrow as pa
 
 from pagetrail.catalog.envelope import Fact
-from pagetrail.catalog.fact_columns import Columns, alike, joined
-from pagetrail.catalog.replica import APPLY_FACTS_MAX, CHAIN_START, Replica, open_replica
+from pagetrail.catalog.fact_columns import Columns, columns_of, joined
+from pagetrail.catalog.replica import CHAIN_START, Replica, open_replica
 from pagetrail.controlplane.log.frames import Frame
 from pagetrail.controlplane.log.manifests import SealedManifest, read_manifest
 from pagetrail.controlplane.log.reader import chain_at, existing_stretches, read_log
 from pagetrail.controlplane.log.sealed_columns import sealed_columns
 
-APPLY_FACTS = 200_000
-"""A commit of the replica takes whole frames until it holds this many facts."""
+APPLY_FACTS = 4_000_000
+"""A commit takes whole sealed segments and whole frames up to this many facts (but one segment at
+least), of which some hundred bytes each are held in memory. Tables fill faster in few large commits
+than in many."""
 
-APPLY_SEALED_FACTS = 4_000_000
-"""A commit takes whole sealed segments up to this many facts (but one at least), of which some
-hundred bytes each are held in memory. Tables fill faster in few large commits than in many."""
+DECODED_FACTS = 200_000
+"""Frames are decoded together until they hold this many facts."""
 
 _READERS = 2
 """Segments read at a time, beside the commit under way."""
 
 _Segment = tuple[SealedManifest, Columns]
+
+_Part = tuple[Columns, bytes]
+"""Facts of the log, and the chain value behind them."""
 
 
 class LogChain:
@@ -69,12 +73,8 @@ def caught_up_replica(directory: Path, database: Path | None) -> Replica:
 def catch_up(replica: Replica, directory: Path) -> None:
     """Apply what the log holds from the replica's position on. Raises as `caught_up_replica`."""
     with _memory_kept():
-        for group in _groups(_sealed_from(directory, replica.position)):
-            (first, _), (last, _) = group[0], group[-1]
-            if first.start.chain != replica.chain:  # it stands inside the segment before
-                _apply_frames(replica, read_log(directory, replica.position), first.first_seq)
-            replica.apply_columns(joined([columns for _, columns in group]), last.end.chain)
-    _apply_frames(replica, read_log(directory, replica.position), None)
+        for parts in _commits(_parts(directory, replica.position, replica.chain)):
+            replica.apply_columns(joined([columns for columns, _ in parts]), parts[-1][1])
 
 
 @contextmanager
@@ -90,19 +90,26 @@ def _memory_kept() -> Iterator[None]:
         pa.set_memory_pool(before)
 
 
-def _groups(segments: Iterable[_Segment]) -> Iterator[list[_Segment]]:
-    """Segments that follow each other, as many as one commit takes."""
-    group: list[_Segment] = []
-    for segment in segments:
-        if group:
-            first, last = group[0], group[-1]
-            full = segment[0].next_seq - first[0].first_seq > APPLY_SEALED_FACTS
-            if full or segment[0].start != last[0].end or not alike(first[1], segment[1]):
-                yield group
-                group = []
-        group.append(segment)
-    if group:
-        yield group
+def _commits(parts: Iterable[_Part]) -> Iterator[list[_Part]]:
+    """Parts that follow each other, as many as one commit takes."""
+    held: list[_Part] = []
+    for part in parts:
+        if held and part[0].next_seq - held[0][0].first_seq > APPLY_FACTS:
+            yield held
+            held = []
+        held.append(part)
+    if held:
+        yield held
+
+
+def _parts(directory: Path, position: int, chain: bytes) -> Iterator[_Part]:
+    """The log behind a position, which has this chain value, in order."""
+    for manifest, columns in _sealed_from(directory, position):
+        if manifest.start.chain != chain:  # inside the segment before, or one not sealed yet
+            yield from _of_frames(read_log(directory, position), position, manifest.first_seq)
+        yield columns, manifest.end.chain
+        position, chain = manifest.next_seq, manifest.end.chain
+    yield from _of_frames(read_log(directory, position), position, None)
 
 
 def _sealed_from(directory: Path, position: int) -> Iterator[_Segment]:
@@ -127,21 +134,18 @@ def _read_sealed(path: Path) -> _Segment:
     return manifest, sealed_columns(path, manifest)
 
 
-def _apply_frames(replica: Replica, frames: Iterator[Frame], until_seq: int | None) -> None:
-    """Apply whole frames up to a position, many facts at a time; None: to the end."""
+def _of_frames(frames: Iterator[Frame], position: int, until_seq: int | None) -> Iterator[_Part]:
+    """Whole frames up to a position, many facts at a time; None: to the end."""
     facts: list[Fact] = []
-    last: Frame | None = None
+    chain = b""
     for frame in frames:
         if until_seq is not None and frame.first_seq >= until_seq:
             break
-        if last is not None and _enough(len(facts), frame.header.fact_count):
-            replica.apply(facts, last.chain)
+        if len(facts) >= DECODED_FACTS:
+            yield columns_of(facts, position), chain
+            position += len(facts)
             facts = []
         facts += frame.facts()
-        last = frame
-    if last is not None:
-        replica.apply(facts, last.chain)
-
-
-def _enough(held: int, more: int) -> bool:
-    return held >= APPLY_FACTS or held + more > APPLY_FACTS_MAX
+        chain = frame.chain
+    if facts:
+        yield columns_of(facts, position), chain

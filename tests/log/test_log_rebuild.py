@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -137,15 +138,36 @@ def sealed_contents(directory: Path) -> dict[str, list[Any]]:
         return contents(replica)
 
 
-@pytest.mark.parametrize("facts", [1, 40])
-def test_how_many_segments_one_commit_takes_changes_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, facts: int
+@pytest.mark.parametrize(("applied", "decoded"), [(1, 1), (40, 7), (10**6, 3)])
+def test_how_many_segments_and_frames_one_commit_takes_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, applied: int, decoded: int
 ) -> None:
-    monkeypatch.setattr(log_replica, "APPLY_SEALED_FACTS", facts)
+    monkeypatch.setattr(log_replica, "APPLY_FACTS", applied)
+    monkeypatch.setattr(log_replica, "DECODED_FACTS", decoded)
     write_log(tmp_path, 3, 40)
     with fact_by_fact(tmp_path) as slow:
         expected = contents(slow)
-    assert sealed_contents(tmp_path) == expected
+    with caught_up_replica(tmp_path, None) as quick:  # no segment is sealed
+        assert contents(quick) == expected
+    assert sealed_contents(tmp_path) == expected  # all but the last segment are
+
+
+def test_segments_that_are_not_sealed_between_some_that_are_lie_in_their_commit(
+    tmp_path: Path,
+) -> None:
+    write_log(tmp_path, 8, 60)
+    with fact_by_fact(tmp_path) as slow:
+        expected = contents(slow)
+    aside = {path.name: path.read_bytes() for path in (tmp_path / "log").glob("segment-*")}
+    seal_log(tmp_path, files=UnsyncedFiles())
+    sealed = sorted((tmp_path / "log").glob("sealed-*"))
+    for path in sealed[1::2]:
+        shutil.rmtree(path)
+        (name,) = (n for n in aside if n.startswith(path.name.replace("sealed", "segment")))
+        (tmp_path / "log" / name).write_bytes(aside[name])
+    assert len(sealed) > 4
+    with caught_up_replica(tmp_path, None) as quick:
+        assert contents(quick) == expected
 
 
 def test_segments_that_were_sealed_without_statistics_are_read_whole(
