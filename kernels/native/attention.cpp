@@ -2,7 +2,7 @@
 //
 // For one item (rows of one sequence) and one KV head, query rows x group stand as *lines*:
 //
-//   S = q k^T over the keys of a span (256)  ->  p = 2^(S - max)  ->  O = p V, key by key
+//   S = q k^T over the keys of a span (256)  ->  p = 2^(S - max)  ->  O = p V, key by key (lines.h)
 //
 // Spans lie at fixed positions of the sequence (multiples of 256). Each span gives (O, max, sum),
 // and spans are folded from the first to the last, either here, one after the other, or from
@@ -28,7 +28,6 @@ namespace {
 
 constexpr int64_t SPAN = 256, ITEM_FIELDS = 6;
 constexpr int64_t DIRECT_LINES = 8;  // as many lines read half types from the pages without a copy
-constexpr int64_t PANELS_AT_ONCE = panels_beside<Plain<F32>>(Plain<F32>::ROWS);
 constexpr float LOG2E = 1.4426950408889634f;
 constexpr float MINUS_INFINITY = -std::numeric_limits<float>::infinity();
 
@@ -61,7 +60,10 @@ void write_out(const Attention& a, int64_t row, int64_t head, const float* o, fl
 template <class S>
 class ItemRun {
     typedef typename S::T T;
+    typedef typename Steps<S>::Weight Weight;
     static constexpr int64_t TOKENS = TOKENS_AT_ONCE<S>, VALUES = VALUES_AT_ONCE<S>;
+    static constexpr int64_t TOGETHER = Steps<S>::TOGETHER;
+    static constexpr int64_t WEIGHTS = SPAN * int64_t(sizeof(float) / sizeof(Weight));
 
   public:
     // The item's rows against KV heads [head, head + heads).
@@ -77,11 +79,12 @@ class ItemRun {
         first_position_ = kv_len_ - a.q_indptr[seq + 1] + row0_;
         of_head_ = rows_ * group_;
         lines_ = heads_ * of_head_;
-        depth_ = a.keys[0].width + second_width();
-        query_ = query_floats(a.keys[0].width, second_width());
+        depth_ = first_width() + second_width();
+        query_ = query_floats<S>(first_width(), second_width());
         width_ = padded(a.values.width);
-        const int64_t need = lines_ * (query_ + SPAN + 2 * width_ + 4) +
-                             std::max(TOKENS * depth_, SPAN * width_);
+        const int64_t need =
+            lines_ * (query_ + SPAN + 2 * width_ + 4) + width_ +
+            std::max(tile_floats<S>(first_width(), second_width()), SPAN * width_);
         if (int64_t(scratch.size()) < need) scratch.resize(size_t(need));
         float* at = scratch.data();
         q_ = at, at += lines_ * query_;
@@ -92,19 +95,22 @@ class ItemRun {
         sums_ = at, at += lines_;
         span_tops_ = at, at += lines_;
         span_sums_ = at, at += lines_;
-        widened_ = at;
+        zeros_ = at, at += width_;
+        tile_ = at;
     }
 
     void run() {
         const v8 factor = set1(a_.scale * LOG2E);
+        const auto lay = direct() ? lay_lines<S> : lay_tile<S>;
         for (int64_t line = 0; line < lines_; line++) {
             const float* q = a_.q + row_of(line) * a_.ldq + head_of(line) * depth_;
-            lay_query(q, a_.keys[0].width, second_width(), factor, line % of_head_, of_head_,
-                      q_ + (line - line % of_head_) * query_);
+            lay(q, first_width(), second_width(), factor, line % of_head_, of_head_,
+                q_ + (line - line % of_head_) * query_);
             tops_[line] = MINUS_INFINITY;
             sums_[line] = 0.0f;
         }
         std::fill(o_, o_ + lines_ * width_, 0.0f);
+        std::fill(zeros_, zeros_ + width_, 0.0f);
         for (int64_t span = lo_ / SPAN * SPAN; span < hi_; span += SPAN) run_span(span);
         for (int64_t line = 0; line < lines_; line++) {
             const float* o = o_ + line * width_;
@@ -120,6 +126,7 @@ class ItemRun {
     }
 
   private:
+    int64_t first_width() const { return a_.keys[0].width; }
     int64_t second_width() const { return a_.key_slabs > 1 ? a_.keys[1].width : 0; }
     // Lines stand by KV head, then row, then query head of the group.
     int64_t row_of(int64_t line) const { return row0_ + line / group_ % rows_; }
@@ -152,8 +159,14 @@ class ItemRun {
                      span_tops_[line], span_sums_[line], width_);
     }
 
+    // A line's weights take its scores' place. A weight lies no further on than its score, so those
+    // still to be read are not written over.
+    Weight* weights_of(int64_t line) {
+        return reinterpret_cast<Weight*>(scores_ + line * SPAN);
+    }
+
     // Few lines a head read the pages as they lie: all heads of a token, which lie side by side,
-    // before the next. For many, a tile of keys is made fp32 and contiguous first.
+    // before the next. For many, a tile of keys or values is laid out for the arithmetic first.
     bool direct() const { return of_head_ <= DIRECT_LINES; }
 
     // Where the block of tokens from `from` on lies, for the arithmetic to ask for.
@@ -178,10 +191,13 @@ class ItemRun {
                     second[k] = k < n ? row_at(a_.keys[1], j + k) : second[k - 1];
             }
             for (int64_t h = 0; h < heads_; h++) {
+                const Keys<S> keys{first, second, first_width(), second_width()};
+                const float* q = q_ + h * of_head_ * query_;
+                float* scores = scores_ + h * of_head_ * SPAN + (j - span);
                 if (direct())
-                    score_head<S>(h, first, second, n, scores_ + (j - span), ahead);
+                    score_lines(keys, n, q, of_head_, scores, SPAN, ahead);
                 else
-                    score_widened(h, first, second, n, scores_ + (j - span), ahead);
+                    score_tile(keys, n, q, of_head_, scores, SPAN, tile_);
                 for (int64_t k = 0; k < TOKENS; k++) first[k] += a_.keys[0].head_stride;
                 for (int64_t k = 0; a_.key_slabs > 1 && k < TOKENS; k++)
                     second[k] += a_.keys[1].head_stride;
@@ -189,68 +205,38 @@ class ItemRun {
         }
     }
 
-    void score_widened(int64_t head, const T* const* first_rows, const T* const* second_rows,
-                       int64_t count, float* scores, Ahead& ahead) {
-        const float *first[TOKENS], *second[TOKENS];
-        for (int64_t k = 0; k < TOKENS; k++) {
-            float* to = widened_ + std::min(k, count - 1) * depth_;
-            first[k] = to;
-            second[k] = to + a_.keys[0].width;
-            if (k >= count) continue;
-            widen<S>(first_rows[k], a_.keys[0].width, to);
-            if (a_.key_slabs > 1)
-                widen<S>(second_rows[k], a_.keys[1].width, to + a_.keys[0].width);
-        }
-        score_head<F32>(head, first, second, count, scores, ahead);
-    }
-
-    template <class K>
-    void score_head(int64_t head, const typename K::T* const* first,
-                    const typename K::T* const* second, int64_t count, float* scores,
-                    Ahead& ahead) {
-        const Keys<K> keys{first, second, a_.keys[0].width, second_width()};
-        const int64_t line = head * of_head_;
-        score_lines(keys, count, q_ + line * query_, of_head_, scores + line * SPAN, SPAN, ahead);
-    }
-
     // Scores of a line in this span -> weights 2^(s - max), their max and sum. A lane of the sum
-    // is a key's position modulo eight, so keys outside [low, high) add exact zeros.
+    // is a key's position modulo eight, so keys outside [low, high) add exact zeros. Those of the
+    // first and the last eight are written too: zeros, which pairs rely on.
     void soften(int64_t span, int64_t from, int64_t to, int64_t row, int64_t line) {
         const int64_t a = std::max(from, low(row)) - span, b = std::min(to, high(row)) - span;
         span_tops_[line] = MINUS_INFINITY;
         span_sums_[line] = 0.0f;
         if (a >= b) return;
         float* s = scores_ + line * SPAN;
-        const v8i lane{0, 1, 2, 3, 4, 5, 6, 7};
-        const int64_t first = a / LANES * LANES;
-        v8 top = set1(MINUS_INFINITY);
-        for (int64_t i = first; i < b; i += LANES) {
-            v8 x = load8(s + i);
-            if (i < a || i + LANES > b) {
-                const v8i at = lane + set1i(int32_t(i));
-                x = select((at >= set1i(int32_t(a))) & (at < set1i(int32_t(b))), x,
-                           set1(MINUS_INFINITY));
-                store8(s + i, x);
-            }
-            top = max8(top, x);
-        }
-        const float highest = max_lanes(top);
+        Weight* weights = weights_of(line);
+        const int64_t first = a / LANES * LANES, end = (b + LANES - 1) / LANES * LANES;
+        hide(s, first, a, b);
+        hide(s, end - LANES, a, b);
+        const float highest = max_of(s + first, end - first);
         v8 sum = set1(0.0f);
         int64_t i = first;
 #ifdef __AVX512F__
         for (; i + 2 * LANES <= b; i += 2 * LANES) {
-            const v16 p = exp2_16(load16(s + i) - set16(highest));
-            store16(s + i, p);
+            const v16 p = Steps<S>::put16(weights, i, exp2_16(load16(s + i) - set16(highest)));
             sum = (sum + low8(p)) + high8(p);
         }
 #endif
-        for (; i < b; i += LANES) {
-            const v8 p = exp2_8(load8(s + i) - set1(highest));
-            store8(s + i, p);
-            sum = sum + p;
-        }
+        for (; i < b; i += LANES)
+            sum = sum + Steps<S>::put(weights, i, exp2_8(load8(s + i) - set1(highest)));
         span_tops_[line] = highest;
         span_sums_[line] = sum_lanes(sum);
+    }
+    // Of eight scores from i on, those outside [a, b) -> minus infinity.
+    static void hide(float* s, int64_t i, int64_t a, int64_t b) {
+        const v8i at = v8i{0, 1, 2, 3, 4, 5, 6, 7} + set1i(int32_t(i));
+        store8(s + i, select((at >= set1i(int32_t(a))) & (at < set1i(int32_t(b))), load8(s + i),
+                             set1(MINUS_INFINITY)));
     }
 
     // Keys of the span in rising order: first those before the range that all rows share, row by
@@ -261,13 +247,14 @@ class ItemRun {
             first = std::max(first, low(row));
             last = std::min(last, high(row));
         }
+        first = (first + TOGETHER - 1) / TOGETHER * TOGETHER, last = last / TOGETHER * TOGETHER;
         if (first >= last) first = last = to;  // nothing is shared
         for (int64_t row = 0; row < rows_; row++)
             weigh(span, std::max(from, low(row)), std::min(first, high(row)), row, 1);
         if (direct())
             weigh(span, first, last, 0, rows_);
         else if (first < last)
-            for (int64_t h = 0; h < heads_; h++) weigh_widened(h, span, first, last);
+            for (int64_t h = 0; h < heads_; h++) weigh_tile(h, span, first, last);
         if (last < to)
             for (int64_t row = 0; row < rows_; row++)
                 weigh(span, last, std::min(to, high(row)), row, 1);
@@ -276,44 +263,54 @@ class ItemRun {
     // O[line] += sum over keys [a, b) of p[line][key] V[key], key by key, for lines of some rows.
     void weigh(int64_t span, int64_t a, int64_t b, int64_t row, int64_t count) {
         const T* rows[TOKENS];
-        for (int64_t j = a; j < b; j += TOKENS) {
-            const int64_t n = std::min(TOKENS, b - j), next = j + TOKENS;
+        for (int64_t j = a / TOGETHER * TOGETHER; j < b; j += TOKENS) {
+            const int64_t n = std::min(TOKENS, (b - j + TOGETHER - 1) / TOGETHER * TOGETHER);
+            const int64_t next = j + TOKENS;
             Ahead ahead;
             if (count == rows_)  // else a corner of the range, whose values have been asked for
                 ahead = next < b ? ahead_of(&a_.values, 1, next)
                                  : ahead_of(a_.keys, a_.key_slabs, span + SPAN);
-            for (int64_t k = 0; k < n; k++) rows[k] = row_at(a_.values, j + k);
+            for (int64_t k = 0; k < n; k++)
+                rows[Steps<S>::slot(k)] = value_row(j + k, a, b, 0);
             for (int64_t h = 0; h < heads_; h++) {
                 const int64_t line = h * of_head_ + row * group_;
-                const float* weights = scores_ + line * SPAN + (j - span);
+                const Weight* weights = weights_of(line) + (j - span);
                 for (int64_t k = 0; k < n; k += VALUES)
                     weigh_lines<S>(rows + k, std::min(VALUES, n - k), a_.values.width,
-                                   weights + k, SPAN, span_o_ + line * width_, width_,
+                                   weights + k, WEIGHTS, span_o_ + line * width_, width_,
                                    count * group_, ahead);
-                for (int64_t k = 0; k < n; k++) rows[k] += a_.values.head_stride;
+                for (int64_t k = 0; k < n; k++)
+                    if (rows[k] != zero_row()) rows[k] += a_.values.head_stride;
             }
         }
     }
 
-    // The same for all lines of a head: values as fp32 panels of sixteen columns, then a product.
-    void weigh_widened(int64_t head, int64_t span, int64_t a, int64_t b) {
-        const int64_t count = b - a, whole = a_.values.width / LANES * LANES;
+    // Zeros as the pages hold them, a row of them.
+    const T* zero_row() const { return reinterpret_cast<const T*>(zeros_); }
+    // Key [a, b)'s values; beside them lies the partner of the first or the last, which isn't seen.
+    const T* value_row(int64_t j, int64_t a, int64_t b, int64_t head) const {
+        return j >= a && j < b ? row_at(a_.values, j, head) : zero_row();
+    }
+
+    // The same for all lines of a head: values as panels of sixteen columns, then a product.
+    void weigh_tile(int64_t head, int64_t span, int64_t a, int64_t b) {
+        typedef typename ValuePanels<S>::Product B;
+        typedef typename B::T Stored;
+        const int64_t steps = (b - a) / B::GROUP, panel_step = steps * PANEL * B::GROUP;
         const int64_t line = head * of_head_;
-        for (int64_t j = a; j < b; j++) {
-            const T* v = row_at(a_.values, j, head);
-            float* out = widened_ + (j - a) * PANEL;
-            int64_t i = 0;
-            for (; i < whole; i += LANES)
-                store8(out + i / PANEL * count * PANEL + i % PANEL, S::load8(v + i));
-            for (; i < width_; i++)
-                out[i / PANEL * count * PANEL + i % PANEL] =
-                    i < a_.values.width ? S::load(v[i]) : 0.0f;
+        Stored* panels = reinterpret_cast<Stored*>(tile_);
+        for (int64_t j = a; j < b; j += B::GROUP) {
+            const T* rows[B::GROUP];
+            for (int64_t k = 0; k < B::GROUP; k++) rows[k] = row_at(a_.values, j + k, head);
+            Stored* to = panels + (Steps<S>::slot(j - a)) / B::GROUP * PANEL * B::GROUP;
+            for (int64_t i = 0; i < width_; i += PANEL, to += panel_step)
+                ValuePanels<S>::lay(rows, i, std::min<int64_t>(PANEL, a_.values.width - i), to);
         }
-        for (int64_t panel = 0; panel < width_ / PANEL; panel += PANELS_AT_ONCE)
-            product_panels<F32>(scores_ + line * SPAN + (a - span), SPAN,
-                                widened_ + panel * count * PANEL, PANEL, count * PANEL,
-                                std::min(PANELS_AT_ONCE, width_ / PANEL - panel), count,
-                                span_o_ + line * width_ + panel * PANEL, width_, of_head_, false);
+        constexpr int64_t AT_ONCE = panels_beside<B>(B::ROWS);
+        for (int64_t panel = 0; panel < width_ / PANEL; panel += AT_ONCE)
+            blocks_of<B>(weights_of(line) + (a - span), WEIGHTS, panels + panel * panel_step,
+                         PANEL * B::GROUP, panel_step, std::min(AT_ONCE, width_ / PANEL - panel),
+                         steps, span_o_ + line * width_ + panel * PANEL, width_, of_head_, false);
     }
 
     const Attention& a_;
@@ -322,8 +319,8 @@ class ItemRun {
     const int32_t* pages_;
     int page_shift_ = 0;
     Ahead::Stretch stretches_[2 * TOKENS];  // of two slabs
-    // widened_: keys of a tile, then values of a span. Never both at once.
-    float *q_, *scores_, *span_o_, *o_, *tops_, *sums_, *span_tops_, *span_sums_, *widened_;
+    // tile_: keys of a block, then values of a span. Never both at once.
+    float *q_, *scores_, *span_o_, *o_, *tops_, *sums_, *span_tops_, *span_sums_, *zeros_, *tile_;
 };
 
 void merge_row(const Attention& a, int64_t row, std::vector<float>& scratch) {

@@ -16,7 +16,7 @@ namespace pt {
 namespace {
 
 constexpr int64_t BLOCK_BYTES = 192 * 1024;  // rows of x kept near while the panels stream by
-constexpr int64_t DEPTH_NEAR = 256;          // steps of a panel that go over all rows at a time
+constexpr int64_t DEPTH_NEAR = 512;          // steps of a panel that go over all rows at a time
 
 // What packed panels of one storage are to the product.
 template <class B>
@@ -113,18 +113,22 @@ void few_rows(const LinearCall& l, const Panels<B>& w, Rows<B> x, int64_t row, i
 }
 
 // Many rows: a stretch of the depth of some panels stays near while all rows go over it; the sums
-// so far wait in c, as they are.
+// so far wait, as they are, in y where nothing is added to them, else in c. A sum that goes straight
+// to y is written while the next is under way; a whole block of them at the end would be waited for.
 template <class B>
 void many_rows(const LinearCall& l, const Panels<B>& w, Rows<B> x, int64_t row, int64_t rows,
                int64_t first, int64_t last, float* c) {
     constexpr int NP = panels_beside<B>(B::ROWS);
     for (int64_t panel = first; panel < last; panel += NP) {
         const int64_t panels = std::min<int64_t>(NP, last - panel);
+        const bool straight = !l.bias && !l.add && (panel + panels) * PANEL <= l.outputs;
+        float* sums = straight ? l.y + row * l.ldy + panel * PANEL : c;
+        const int64_t lds = straight ? l.ldy : NP * PANEL;
         for (int64_t k = 0; k < w.steps; k += DEPTH_NEAR)
             blocks_of<B>(x.data + k * B::GROUP, x.stride, w.at(panel) + k * w.STRIDE, w.STRIDE,
-                         w.step(), panels, std::min(DEPTH_NEAR, w.steps - k), c, NP * PANEL, rows,
+                         w.step(), panels, std::min(DEPTH_NEAR, w.steps - k), sums, lds, rows,
                          k == 0);
-        finish(l, c, NP * PANEL, row, rows, panel, panels);
+        if (!straight) finish(l, c, NP * PANEL, row, rows, panel, panels);
     }
 }
 

@@ -4,6 +4,9 @@
 //          i = l, l + 8, ... in rising order, then the lanes in the fixed tree of sum_lanes
 //   weigh  o[line] += p[line][key] v[key], key by key in rising order, one rounding a step
 //
+// With pages that are multiplied by pairs (steps.h) an i is a pair of elements, and a key the pair at
+// positions 2 j and 2 j + 1, of which one that a line doesn't see counts as zeros.
+//
 // Blocks of lines and keys only decide what is held in registers; no order of a sum depends on
 // them, so a line has the same bits beside any other lines and any other keys.
 
@@ -12,7 +15,7 @@
 #include <algorithm>
 
 #include "ahead.h"
-#include "storage.h"
+#include "steps.h"
 
 namespace pt {
 
@@ -30,13 +33,29 @@ template <class S>
 constexpr int64_t VALUES_AT_ONCE = 4;
 #endif
 
-// Rows of a block of keys in each of two slabs (past the last key, any row that may be read);
-// `second_width` 0 says there is but one slab.
+// Values of many lines' keys as panels of sixteen columns, and the product that they go into.
 template <class S>
-struct Keys {
-    const typename S::T *const *first, *const *second;
-    int64_t first_width, second_width;
+struct ValuePanels {
+    typedef Plain<F32> Product;
+    // n columns from column i on of the rows that go together, zeros after them.
+    static void lay(const typename S::T* const* rows, int64_t i, int64_t n, float* to) {
+        const typename S::T* from = rows[0] + i;
+        if (n == PANEL) return wide_store(to, wide_widen<S>(from));
+        for (int64_t c = 0; c < PANEL; c++) to[c] = c < n ? S::load(from[c]) : 0.0f;
+    }
 };
+
+#ifdef __AVX512BF16__
+template <>
+struct ValuePanels<BF16> {
+    typedef Pairs Product;
+    static void lay(const uint16_t* const* rows, int64_t i, int64_t n, uint16_t* to) {
+        const __m256i even = raw16_first(rows[0] + i, n), odd = raw16_first(rows[1] + i, n);
+        _mm512_storeu_si512(to, _mm512_or_si512(_mm512_cvtepu16_epi32(even),
+                                                _mm512_slli_epi32(_mm512_cvtepu16_epi32(odd), 16)));
+    }
+};
+#endif
 
 // The first n of eight elements, zeros after them.
 template <class S>
@@ -46,18 +65,36 @@ inline v8 widen_first(const typename S::T* p, int64_t n) {
     return x;
 }
 
-template <class S>
-inline void widen(const typename S::T* from, int64_t width, float* to) {
-    int64_t i = 0;
-    for (; i + LANES <= width; i += LANES) store8(to + i, S::load8(from + i));
-    for (; i < width; i++) to[i] = S::load(from[i]);
-}
-
 #ifdef __AVX512F__
 }  // namespace pt
 #include "lines_16.h"
+#include "tile_16.h"
 namespace pt {
 #else
+// One step of eight sums: a key's elements, and what they do to the sum.
+template <class S>
+struct Step8 {
+    typedef v8 Key;
+    static Key load(const typename S::T* p) { return S::load8(p); }
+    static v8 add(const float* q, Key k, v8 sum) { return fma8(load8(q), k, sum); }
+};
+
+template <>
+struct Step8<BF16> {
+    struct Key {
+        v8 odd, even;
+    };
+    static Key load(const uint16_t* p) {
+        v8i words;
+        std::memcpy(&words, p, sizeof words);
+        return {reinterpret_cast<v8>(words & set1i(int32_t(0xffff0000))),
+                reinterpret_cast<v8>(words << 16)};
+    }
+    static v8 add(const float* q, Key k, v8 sum) {
+        return fma8(load8(q + LANES), k.even, fma8(load8(q), k.odd, sum));
+    }
+};
+
 // sum_lanes of eight vectors at once; result lane i is that of r[i].
 inline v8 sum_lanes_of_8(const v8 r[8]) {
     v8 quarters[4], pairs[2];
@@ -75,33 +112,36 @@ inline v8 sum_lanes_of_8(const v8 r[8]) {
 template <class S, int L, int N>
 [[gnu::noinline]] void score_block(const Keys<S>& keys, int64_t key, const float* q, int64_t ldq,
                                    float* out, int64_t ldo, Ahead& shared) {
+    typedef typename S::T T;
+    constexpr int64_t STEP = Steps<S>::STEP;
     Ahead ahead = shared;
     v8 sums[L * N];
 #pragma GCC unroll 8
     for (int i = 0; i < L * N; i++) sums[i] = set1(0.0f);
-    const auto slab = [&](const typename S::T* const* all, int64_t width, const float* at) {
-        const typename S::T* rows[N];
+    const auto slab = [&](const T* const* all, int64_t width) {
+        const T* rows[N];
         for (int n = 0; n < N; n++) rows[n] = all[key + n];
-        const int64_t whole = width / LANES * LANES;
-        for (int64_t i = 0; i < whole; i += LANES) {
-            ahead.template step<N * LANES * int(sizeof(typename S::T))>();
-            v8 k[N];
-            for (int n = 0; n < N; n++) k[n] = S::load8(rows[n] + i);
-            for (int l = 0; l < L; l++) {
-                const v8 x = load8(at + l * ldq + i);
-                for (int n = 0; n < N; n++) sums[l * N + n] = fma8(x, k[n], sums[l * N + n]);
-            }
+        for (int64_t i = 0; i + STEP <= width; i += STEP, q += Steps<S>::QUERY) {
+            ahead.template step<N * STEP * int64_t(sizeof(T))>();
+            typename Step8<S>::Key k[N];
+            for (int n = 0; n < N; n++) k[n] = Step8<S>::load(rows[n] + i);
+            for (int l = 0; l < L; l++)
+                for (int n = 0; n < N; n++)
+                    sums[l * N + n] = Step8<S>::add(q + l * ldq, k[n], sums[l * N + n]);
         }
+        const int64_t whole = width / STEP * STEP;
         if (whole == width) return;
         for (int n = 0; n < N; n++) {
-            const v8 k = widen_first<S>(rows[n] + whole, width - whole);
+            T last[STEP] = {};
+            std::copy(rows[n] + whole, rows[n] + width, last);
             for (int l = 0; l < L; l++)
                 sums[l * N + n] =
-                    fma8(load_first(at + l * ldq + whole, width - whole), k, sums[l * N + n]);
+                    Step8<S>::add(q + l * ldq, Step8<S>::load(last), sums[l * N + n]);
         }
+        q += Steps<S>::QUERY;
     };
-    slab(keys.first, keys.first_width, q);
-    if (keys.second_width) slab(keys.second, keys.second_width, q + keys.first_width);
+    slab(keys.first, keys.first_width);
+    if (keys.second_width) slab(keys.second, keys.second_width);
     shared = ahead;
     v8 padded[8];
     for (int i = 0; i < 8; i++) padded[i] = i < L * N ? sums[i] : set1(0.0f);
@@ -120,29 +160,57 @@ inline void score_keys(const Keys<S>& keys, int64_t count, const float* q, int64
     for (; key < count; key++) score_block<S, L, 1>(keys, key, q, ldq, out, ldo, ahead);
 }
 
-// Queries lie one line after the other, both slabs' elements side by side.
-inline int64_t query_floats(int64_t first_width, int64_t second_width) {
-    return first_width + second_width;
-}
-inline void lay_query(const float* from, int64_t first_width, int64_t second_width, v8 factor,
+// Queries lie one line after the other.
+template <class S>
+inline void lay_lines(const float* q, int64_t first_width, int64_t second_width, v8 factor,
                       int64_t line, int64_t, float* to) {
-    const int64_t width = first_width + second_width;
-    for (int64_t i = 0; i < width; i += LANES) {
-        const int64_t n = std::min<int64_t>(LANES, width - i);
-        store_first(to + line * width + i, load_first(from + i, n) * factor, n);
-    }
+    lay_query<S>(q, first_width, second_width, factor, Steps<S>::QUERY,
+                 to + line * query_floats<S>(first_width, second_width));
 }
 
-// out[line][key] for `count` keys; q as lay_query leaves it.
+// out[line][key] for `count` keys; q as lay_lines leaves it.
 template <class S>
 inline void score_lines(const Keys<S>& keys, int64_t count, const float* q, int64_t lines,
                         float* out, int64_t ldo, Ahead& ahead) {
-    const int64_t ldq = query_floats(keys.first_width, keys.second_width);
+    const int64_t ldq = query_floats<S>(keys.first_width, keys.second_width);
     for (; lines >= 4; lines -= 4, q += 4 * ldq, out += 4 * ldo)
         score_keys<S, 4>(keys, count, q, ldq, out, ldo, ahead);
     if (lines == 3) return score_keys<S, 3>(keys, count, q, ldq, out, ldo, ahead);
     if (lines == 2) return score_keys<S, 2>(keys, count, q, ldq, out, ldo, ahead);
     if (lines == 1) score_keys<S, 1>(keys, count, q, ldq, out, ldo, ahead);
+}
+
+// Many lines: keys are made fp32 and contiguous first, in `room`; then they are as few lines are.
+template <class S>
+inline int64_t tile_floats(int64_t first_width, int64_t second_width) {
+    return TOKENS_AT_ONCE<S> * (steps_of<S>(first_width) + steps_of<S>(second_width)) *
+           Steps<S>::STEP;
+}
+template <class S>
+inline void lay_tile(const float* q, int64_t first_width, int64_t second_width, v8 factor,
+                     int64_t line, int64_t lines, float* to) {
+    lay_lines<S>(q, first_width, second_width, factor, line, lines, to);
+}
+template <class S>
+inline void score_tile(const Keys<S>& keys, int64_t count, const float* q, int64_t lines, float* out,
+                       int64_t ldo, float* room) {
+    constexpr int64_t STEP = Steps<S>::STEP;
+    const float *first[TOKENS_AT_ONCE<S>], *second[TOKENS_AT_ONCE<S>];
+    for (int64_t k = 0; k < count; k++) {
+        for (int64_t slab = 0; slab < 2; slab++) {
+            const int64_t width = slab ? keys.second_width : keys.first_width;
+            (slab ? second : first)[k] = room;
+            for (int64_t i = 0; i < width; i += STEP, room += STEP)
+                Steps<S>::widen((slab ? keys.second : keys.first)[k] + i,
+                                std::min(STEP, width - i), room);
+        }
+    }
+    for (int64_t k = count; k < TOKENS_AT_ONCE<S>; k++)
+        first[k] = first[count - 1], second[k] = second[count - 1];
+    Ahead nothing;
+    score_lines(Keys<F32>{first, second, steps_of<S>(keys.first_width) * STEP,
+                          steps_of<S>(keys.second_width) * STEP},
+                count, q, lines, out, ldo, nothing);
 }
 
 template <class S, int L, int N>
@@ -173,8 +241,8 @@ inline void weigh_block(const typename S::T* const* rows, int64_t width, const f
 // `count` keys, at most VALUES_AT_ONCE<S>. o is padded to whole vectors; what lies past `width` stays.
 template <class S>
 inline void weigh_lines(const typename S::T* const* rows, int64_t count, int64_t width,
-                        const float* p, int64_t ldp, float* o, int64_t ldo, int64_t lines,
-                        Ahead& ahead) {
+                        const typename Steps<S>::Weight* p, int64_t ldp, float* o, int64_t ldo,
+                        int64_t lines, Ahead& ahead) {
     for (int64_t line = 0; line < lines; line += 2) {
         const float* weights = p + line * ldp;
         float* out = o + line * ldo;

@@ -4,11 +4,11 @@
 // A score is eight sums side by side, so a register holds those of two keys, one in each half. A
 // weighted sum is one lane for every column, so there a register is sixteen columns.
 
-// Included by lines.h, which says what Keys are.
+// Included by lines.h.
 
 #pragma once
 
-#include "storage.h"
+#include "steps.h"
 
 namespace pt {
 
@@ -33,57 +33,100 @@ inline v16 sum_lanes_of_16(const v16 s[8]) {
     return _mm512_permutexvar_ps(order, sums);
 }
 
-inline int64_t eights(int64_t n) { return (n + LANES - 1) / LANES; }
+// One step of the sums of two keys: their elements, and what they do to the sums.
+template <class S>
+struct Step16 {
+    typedef v16 Key, Query;
+    static Key two(const typename S::T* a, const typename S::T* b) { return S::load_two(a, b); }
+    static Key two_first(const typename S::T* a, const typename S::T* b, int64_t n) {
+        return S::load_two_first(a, b, n);
+    }
+    static Query query(const float* q) { return twice8(q); }
+    static v16 add(Query x, Key k, v16 sum) { return fma16(x, k, sum); }
+};
 
-// Queries lie in groups of four lines, in a group eight elements of every line, then the next
-// eight: so a loop over them has one address to keep. A slab ends with zeros up to whole eights.
-inline int64_t query_floats(int64_t first_width, int64_t second_width) {
-    return (eights(first_width) + eights(second_width)) * LANES;
-}
-inline void lay_query(const float* from, int64_t first_width, int64_t second_width, v8 factor,
+template <>
+struct Step16<BF16> {
+    static __m512i halves(__m256i a, __m256i b) {
+        return _mm512_inserti64x4(_mm512_castsi256_si512(a), b, 1);
+    }
+#ifdef __AVX512BF16__
+    typedef __m512i Key, Query;
+    static Key of(__m512i raw) { return raw; }
+    static Query query(const float* q) {
+        return _mm512_broadcast_i64x4(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(q)));
+    }
+    static v16 add(Query x, Key k, v16 sum) {
+        return _mm512_dpbf16_ps(sum, reinterpret_cast<__m512bh>(x), reinterpret_cast<__m512bh>(k));
+    }
+#else
+    struct Key {
+        v16 odd, even;
+    };
+    typedef Key Query;
+    static Key of(__m512i raw) {
+        const __m512i upper = _mm512_set1_epi32(int32_t(0xffff0000));
+        return {_mm512_castsi512_ps(_mm512_and_si512(raw, upper)),
+                _mm512_castsi512_ps(_mm512_slli_epi32(raw, 16))};
+    }
+    static Query query(const float* q) { return {twice8(q), twice8(q + LANES)}; }
+    static v16 add(const Query& x, const Key& k, v16 sum) {
+        return fma16(x.even, k.even, fma16(x.odd, k.odd, sum));
+    }
+#endif
+    static Key two(const uint16_t* a, const uint16_t* b) { return of(halves(raw16(a), raw16(b))); }
+    static Key two_first(const uint16_t* a, const uint16_t* b, int64_t n) {
+        return of(halves(raw16_first(a, n), raw16_first(b, n)));
+    }
+};
+
+// Queries lie in groups of four lines, in a group one step of every line, then the next step: so a
+// loop over them has one address to keep.
+template <class S>
+inline void lay_lines(const float* q, int64_t first_width, int64_t second_width, v8 factor,
                       int64_t line, int64_t lines, float* to) {
     const int64_t group = line / QUERIES * QUERIES;
-    const int64_t step = std::min<int64_t>(QUERIES, lines - group) * LANES;
-    to += group * query_floats(first_width, second_width) + (line - group) * LANES;
-    for (const int64_t width : {first_width, second_width}) {
-        for (int64_t i = 0; i < width; i += LANES, to += step)
-            store8(to, load_first(from + i, std::min<int64_t>(LANES, width - i)) * factor);
-        from += width;
-    }
+    const int64_t together = std::min<int64_t>(QUERIES, lines - group);
+    lay_query<S>(q, first_width, second_width, factor, together * Steps<S>::QUERY,
+                 to + group * query_floats<S>(first_width, second_width) +
+                     (line - group) * Steps<S>::QUERY);
 }
 
 // L lines times 2 P keys, L * P <= 16.
 template <class S, int L, int P>
 [[gnu::noinline]] void score_pairs(const Keys<S>& keys, int64_t key, int64_t count, const float* q,
                                    float* out, int64_t ldo, Ahead& shared) {
+    typedef typename S::T T;
+    constexpr int64_t STEP = Steps<S>::STEP;
     Ahead ahead = shared;
     v16 sums[L * P];
 #pragma GCC unroll 16
     for (int i = 0; i < L * P; i++) sums[i] = set16(0.0f);
-    const auto slab = [&](const typename S::T* const* all, int64_t width) {
-        const typename S::T* rows[2 * P];
+    const auto slab = [&](const T* const* all, int64_t width) {
+        const T* rows[2 * P];
 #pragma GCC unroll 16
         for (int n = 0; n < 2 * P; n++) rows[n] = all[key + n];
         const auto step = [&](auto load) {
-            v16 k[P];
+            typename Step16<S>::Key k[P];
 #pragma GCC unroll 8
             for (int p = 0; p < P; p++) k[p] = load(rows[2 * p], rows[2 * p + 1]);
 #pragma GCC unroll 8
             for (int l = 0; l < L; l++) {
-                const v16 x = twice8(q + l * LANES);
+                const typename Step16<S>::Query x = Step16<S>::query(q + l * Steps<S>::QUERY);
 #pragma GCC unroll 8
-                for (int p = 0; p < P; p++) sums[l * P + p] = fma16(x, k[p], sums[l * P + p]);
+                for (int p = 0; p < P; p++)
+                    sums[l * P + p] = Step16<S>::add(x, k[p], sums[l * P + p]);
             }
-            q += L * LANES;
+            q += L * Steps<S>::QUERY;
         };
-        const int64_t whole = width / LANES * LANES;
-        for (int64_t i = 0; i < whole; i += LANES) {
-            ahead.template step<2 * P * LANES * int(sizeof(typename S::T))>();
-            step([&](auto a, auto b) { return S::load_two(a + i, b + i); });
+        const int64_t whole = width / STEP * STEP;
+        for (int64_t i = 0; i < whole; i += STEP) {
+            ahead.template step<2 * P * STEP * int64_t(sizeof(T))>();
+            step([&](const T* a, const T* b) { return Step16<S>::two(a + i, b + i); });
         }
         if (whole < width)
-            step([&](auto a, auto b) {
-                return S::load_two_first(a + whole, b + whole, width - whole);
+            step([&](const T* a, const T* b) {
+                return Step16<S>::two_first(a + whole, b + whole, width - whole);
             });
     };
     slab(keys.first, keys.first_width);
@@ -115,11 +158,11 @@ inline void score_keys_16(const Keys<S>& keys, int64_t count, const float* q, fl
         score_pairs<S, L, P>(keys, key, std::min<int64_t>(2 * P, count - key), q, out, ldo, ahead);
 }
 
-// out[line][key] for `count` keys; q as lay_query leaves it.
+// out[line][key] for `count` keys; q as lay_lines leaves it.
 template <class S>
 inline void score_lines(const Keys<S>& keys, int64_t count, const float* q, int64_t lines,
                         float* out, int64_t ldo, Ahead& ahead) {
-    const int64_t group = QUERIES * query_floats(keys.first_width, keys.second_width);
+    const int64_t group = QUERIES * query_floats<S>(keys.first_width, keys.second_width);
     for (; lines >= QUERIES; lines -= QUERIES, q += group, out += QUERIES * ldo)
         score_keys_16<S, QUERIES, 4>(keys, count, q, out, ldo, ahead);
     if (lines == 3) return score_keys_16<S, 3, 4>(keys, count, q, out, ldo, ahead);
@@ -127,27 +170,67 @@ inline void score_lines(const Keys<S>& keys, int64_t count, const float* q, int6
     if (lines == 1) score_keys_16<S, 1, 8>(keys, count, q, out, ldo, ahead);
 }
 
+// One step of a weighted sum: values of the keys that go together, and what they do to the sums.
+template <class S>
+struct Weigh16 {
+    typedef v16 Value, Factor;
+    template <int C>
+    static void columns(const typename S::T* const* rows, int64_t column, Value v[C]) {
+#pragma GCC unroll 8
+        for (int c = 0; c < C; c++) v[c] = S::load16(rows[0] + column + 16 * c);
+    }
+    static Value first(const typename S::T* const* rows, int64_t column, int64_t n) {
+        return S::load16_first(rows[0] + column, n);
+    }
+    static Factor factor(const float* p) { return set16(*p); }
+    static v16 add(Factor p, Value v, v16 sum) { return fma16(p, v, sum); }
+    static constexpr int KEYS = 1;
+};
+
+#ifdef __AVX512BF16__
+template <>
+struct Weigh16<BF16> {
+    typedef __m512i Value, Factor;
+    static constexpr int KEYS = 2;
+    static Value pairs(__m256i even, __m256i odd) {
+        return _mm512_or_si512(_mm512_cvtepu16_epi32(even),
+                               _mm512_slli_epi32(_mm512_cvtepu16_epi32(odd), 16));
+    }
+    template <int C>
+    static void columns(const uint16_t* const* rows, int64_t column, Value v[C]) {
+#pragma GCC unroll 8
+        for (int c = 0; c < C; c++)
+            v[c] = pairs(raw16(rows[0] + column + 16 * c), raw16(rows[1] + column + 16 * c));
+    }
+    static Value first(const uint16_t* const* rows, int64_t column, int64_t n) {
+        return pairs(raw16_first(rows[0] + column, n), raw16_first(rows[1] + column, n));
+    }
+    static Factor factor(const uint16_t* p) { return Pairs::value(p); }
+    static v16 add(Factor p, Value v, v16 sum) { return Pairs::step(p, v, {sum}).all; }
+};
+#endif
+
 // L lines, C registers of columns: the sums stay in registers over all keys.
 template <class S, int L, int C>
 [[gnu::noinline]] void weigh_columns(const typename S::T* const* rows, int64_t count,
-                                     int64_t column, const float* p, int64_t ldp, float* o,
-                                     int64_t ldo, Ahead& shared) {
+                                     int64_t column, const typename Steps<S>::Weight* p,
+                                     int64_t ldp, float* o, int64_t ldo, Ahead& shared) {
+    typedef Weigh16<S> W;
     Ahead ahead = shared;
     v16 sums[L][C];
 #pragma GCC unroll 8
     for (int l = 0; l < L; l++)
 #pragma GCC unroll 8
         for (int c = 0; c < C; c++) sums[l][c] = load16(o + l * ldo + column + 16 * c);
-    for (int64_t n = 0; n < count; n++) {
-        ahead.template step<C * 16 * int(sizeof(typename S::T))>();
-        v16 v[C];
-#pragma GCC unroll 8
-        for (int c = 0; c < C; c++) v[c] = S::load16(rows[n] + column + 16 * c);
+    for (int64_t n = 0; n < count; n += W::KEYS) {
+        ahead.template step<W::KEYS * C * 16 * int(sizeof(typename S::T))>();
+        typename W::Value v[C];
+        W::template columns<C>(rows + n, column, v);
 #pragma GCC unroll 8
         for (int l = 0; l < L; l++) {
-            const v16 weight = set16(p[l * ldp + n]);
+            const typename W::Factor weight = W::factor(p + l * ldp + n);
 #pragma GCC unroll 8
-            for (int c = 0; c < C; c++) sums[l][c] = fma16(weight, v[c], sums[l][c]);
+            for (int c = 0; c < C; c++) sums[l][c] = W::add(weight, v[c], sums[l][c]);
         }
     }
     // Forgets where the sums came from: sixteen addresses kept all along would cost more registers
@@ -163,28 +246,32 @@ template <class S, int L, int C>
 // The last columns, fewer than a register has.
 template <class S>
 inline void weigh_last(const typename S::T* const* rows, int64_t count, int64_t column, int64_t n,
-                       const float* p, int64_t ldp, float* o, int64_t ldo, int64_t lines) {
+                       const typename Steps<S>::Weight* p, int64_t ldp, float* o, int64_t ldo,
+                       int64_t lines) {
+    typedef Weigh16<S> W;
     for (int64_t l = 0; l < lines; l++) {
         v16 sum = load16_first(o + l * ldo + column, n);
-        for (int64_t k = 0; k < count; k++)
-            sum = fma16(set16(p[l * ldp + k]), S::load16_first(rows[k] + column, n), sum);
+        for (int64_t k = 0; k < count; k += W::KEYS)
+            sum = W::add(W::factor(p + l * ldp + k), W::first(rows + k, column, n), sum);
         store16_first(o + l * ldo + column, sum, n);
     }
 }
 
 template <class S, int L>
 inline void weigh_some(const typename S::T* const* rows, int64_t count, int64_t width,
-                       const float* p, int64_t ldp, float* o, int64_t ldo, Ahead& ahead) {
+                       const typename Steps<S>::Weight* p, int64_t ldp, float* o, int64_t ldo,
+                       Ahead& ahead) {
     int64_t i = 0;
     for (; i + 64 <= width; i += 64) weigh_columns<S, L, 4>(rows, count, i, p, ldp, o, ldo, ahead);
     for (; i + 16 <= width; i += 16) weigh_columns<S, L, 1>(rows, count, i, p, ldp, o, ldo, ahead);
     if (i < width) weigh_last<S>(rows, count, i, width - i, p, ldp, o, ldo, L);
 }
 
+// `count` keys, whole pairs where keys go by pairs.
 template <class S>
 inline void weigh_lines(const typename S::T* const* rows, int64_t count, int64_t width,
-                        const float* p, int64_t ldp, float* o, int64_t ldo, int64_t lines,
-                        Ahead& ahead) {
+                        const typename Steps<S>::Weight* p, int64_t ldp, float* o, int64_t ldo,
+                        int64_t lines, Ahead& ahead) {
     for (; lines >= 4; lines -= 4, p += 4 * ldp, o += 4 * ldo)
         weigh_some<S, 4>(rows, count, width, p, ldp, o, ldo, ahead);
     if (lines == 3) return weigh_some<S, 3>(rows, count, width, p, ldp, o, ldo, ahead);

@@ -27,12 +27,17 @@ inline v8i set1i(int32_t x) { return v8i{x, x, x, x, x, x, x, x}; }
 inline v8 load8(const float* p) { return *reinterpret_cast<const v8_unaligned*>(p); }
 inline void store8(float* p, v8 x) { *reinterpret_cast<v8_unaligned*>(p) = x; }
 
+// The first n of eight floats, zeros after them. All of them are the usual case.
 inline v8 load_first(const float* p, int64_t n) {
+    if (n >= LANES) return load8(p);
     v8 x = set1(0.0f);
     std::memcpy(&x, p, size_t(n) * sizeof(float));
     return x;
 }
-inline void store_first(float* p, v8 x, int64_t n) { std::memcpy(p, &x, size_t(n) * sizeof(float)); }
+inline void store_first(float* p, v8 x, int64_t n) {
+    if (n >= LANES) return store8(p, x);
+    std::memcpy(p, &x, size_t(n) * sizeof(float));
+}
 
 inline v8 fma8(v8 a, v8 b, v8 c) {
 #ifdef __FMA__
@@ -86,10 +91,26 @@ inline float max_lanes(v8 x) {
     for (int i = 1; i < LANES; i++) m = x[i] > m ? x[i] : m;
     return m;
 }
+// The greatest of n numbers, n a multiple of eight; any of them when one is NaN.
+inline float max_of(const float* p, int64_t n) {
+    v8 top = load8(p);
+    int64_t i = LANES;
+#ifdef __AVX512F__
+    if (n >= 2 * LANES) {
+        v16 tops = load16(p);
+        for (i = 2 * LANES; i + 2 * LANES <= n; i += 2 * LANES) tops = _mm512_max_ps(tops, load16(p + i));
+        top = max8(low8(tops), high8(tops));
+    }
+#endif
+    for (; i < n; i += LANES) top = max8(top, load8(p + i));
+    return max_lanes(top);
+}
 
 // 2^x. Round to the nearest integer n by the usual shift into the low mantissa bits, Taylor series
 // of 2^f on |f| <= 1/2 (relative error below 1e-8), then n added to the exponent. Below -126 and
 // for -inf the result is 0; NaN stays NaN. Exact for integers, so 2^0 is 1.
+constexpr float EXP2_TERMS[8] = {1.5252734e-05f, 1.5403530e-04f, 1.3333558e-03f, 9.6181291e-03f,
+                                 5.5504109e-02f, 2.4022651e-01f, 6.9314718e-01f, 1.0f};
 template <class V, class I>
 inline V exp2_of(V x) {
     const V shift = all<V>(12582912.0f), zero = all<V>(0.0f);
@@ -98,17 +119,23 @@ inline V exp2_of(V x) {
     inside = select(inside > all<V>(127.0f), all<V>(127.0f), inside);
     const V biased = inside + shift;
     const V f = inside - (biased - shift);
-    V p = all<V>(1.5252734e-05f);
-    for (const float c : {1.5403530e-04f, 1.3333558e-03f, 9.6181291e-03f, 5.5504109e-02f,
-                          2.4022651e-01f, 6.9314718e-01f, 1.0f})
-        p = fused(p, f, all<V>(c));
+    V p = all<V>(EXP2_TERMS[0]);
+    for (int i = 1; i < 8; i++) p = fused(p, f, all<V>(EXP2_TERMS[i]));
     const V scaled =
         reinterpret_cast<V>(reinterpret_cast<I>(p) + (reinterpret_cast<I>(biased) << 23));
     return select(x == x, select(tiny, zero, scaled), x);
 }
 inline v8 exp2_8(v8 x) { return exp2_of<v8, v8i>(x); }
 #ifdef __AVX512F__
-inline v16 exp2_16(v16 x) { return exp2_of<v16, v16i>(x); }
+// The same of an x that is not above 0 (or NaN): nothing to clamp, and 2^n is put in by one operation.
+inline v16 exp2_16(v16 x) {
+    const __mmask16 some = ~_mm512_cmp_ps_mask(x, set16(-126.0f), _CMP_LT_OQ);
+    const v16 shift = set16(12582912.0f), n = (x + shift) - shift, f = x - n;
+    v16 p = set16(EXP2_TERMS[0]);
+#pragma GCC unroll 8
+    for (int i = 1; i < 8; i++) p = fma16(p, f, set16(EXP2_TERMS[i]));
+    return _mm512_maskz_scalef_ps(some, p, n);
+}
 #endif
 
 // e^x by Cody and Waite's reduction: x = n ln 2 + r, |r| <= ln 2 / 2.

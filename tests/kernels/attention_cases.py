@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from pagetrail.kernels.abi import RaggedBatch, SlabSpec, Storage
+from pagetrail.kernels.cpu import CpuDevice
 from pagetrail.kernels.device import AttentionSpec, PagePool, StepDevice
 from pagetrail.kernels.oracle import Doubles, as_float64
 from pagetrail.kernels.oracle import attention as attention_oracle
@@ -45,8 +46,8 @@ class Built:
     values: PagePool
     batch: RaggedBatch
     q: np.ndarray
-    # Answers by case, which all devices share: the pools of a case hold the same rows on each.
-    known: dict[Case, tuple[Doubles, Doubles]] | None = None
+    # Answers, which devices share: the pools of a case hold the same rows on each.
+    known: dict[tuple[Case, bool], tuple[Doubles, Doubles]] | None = None
 
     def run(self, batch: RaggedBatch | None = None) -> tuple[np.ndarray, np.ndarray]:
         batch = batch or self.batch
@@ -66,16 +67,20 @@ class Built:
         )
         return out, lse
 
-    def oracle(self) -> tuple[Doubles, Doubles]:
-        case = self.case
-        if self.known is not None and case in self.known:
-            return self.known[case]
-        answer = self._oracle()
-        if self.known is not None:
-            self.known[case] = answer
-        return answer
+    @property
+    def paired(self) -> bool:
+        """The native core multiplies bf16 pages by pairs."""
+        return self.case.storage is Storage.BF16 and isinstance(self.device, CpuDevice)
 
-    def _oracle(self) -> tuple[Doubles, Doubles]:
+    def oracle(self, paired: bool | None = None) -> tuple[Doubles, Doubles]:
+        """With the device's own rounding of bf16 pages, unless told."""
+        key = (self.case, self.paired if paired is None else paired)
+        known = {} if self.known is None else self.known
+        if key not in known:
+            known[key] = self._oracle(key[1])
+        return known[key]
+
+    def _oracle(self, paired: bool) -> tuple[Doubles, Doubles]:
         case = self.case
         return attention_oracle(
             self.q.reshape(self.batch.rows, case.q_heads, case.width).astype(np.float64),
@@ -83,6 +88,7 @@ class Built:
             as_float64(self.values.array[0], case.storage),
             self.batch,
             case.width**-0.5,
+            paired=paired,
         )
 
 

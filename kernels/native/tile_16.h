@@ -1,0 +1,157 @@
+// Many lines against a block of keys with registers of sixteen floats.
+//
+// Keys are turned first, sixteen of them side by side, so that a lane is a key: the eight sums of a
+// score are eight registers, added up in the tree of sum_lanes without moving a lane. The order of
+// every sum is that of lines.h, and so are the bits.
+
+// Included by lines.h.
+
+#pragma once
+
+#include "product.h"
+#include "steps.h"
+
+namespace pt {
+
+// How many lines go over a panel of keys together: eight sums each.
+constexpr int TILE_LINES = 3;
+
+// Keys as a panel holds them: sixteen words of a key in a register, a word one step of one lane.
+template <class S>
+struct Turned {
+    typedef Plain<F32> Product;
+    static constexpr int64_t ELEMENTS = 16;  // that sixteen words hold
+    static v16i words(const typename S::T* p, int64_t n) {
+        return reinterpret_cast<v16i>(n >= 16 ? S::load16(p) : S::load16_first(p, n));
+    }
+};
+
+#ifdef __AVX512BF16__
+template <>
+struct Turned<BF16> {
+    typedef Pairs Product;
+    static constexpr int64_t ELEMENTS = 32;
+    static v16i words(const uint16_t* p, int64_t n) {
+        const __mmask32 some = n >= 32 ? ~__mmask32(0) : (__mmask32(1) << n) - 1;
+        return reinterpret_cast<v16i>(_mm512_maskz_loadu_epi16(some, p));
+    }
+};
+#else
+template <>
+struct Turned<BF16> {
+    typedef Plain<F32> Product;
+    static constexpr int64_t ELEMENTS = 16;
+    static v16i words(const uint16_t* p, int64_t n) {
+        alignas(64) float wide[Steps<BF16>::STEP];
+        Steps<BF16>::widen(p, std::min<int64_t>(n, Steps<BF16>::STEP), wide);
+        return reinterpret_cast<v16i>(load16(wide));
+    }
+};
+#endif
+
+// Sixteen rows of sixteen words -> columns, in place.
+inline void turn(__m512i r[16]) {
+    __m512i t[16];
+#pragma GCC unroll 8
+    for (int i = 0; i < 16; i += 2) {
+        t[i] = _mm512_unpacklo_epi32(r[i], r[i + 1]);
+        t[i + 1] = _mm512_unpackhi_epi32(r[i], r[i + 1]);
+    }
+#pragma GCC unroll 4
+    for (int i = 0; i < 16; i += 4) {  // now 128 bits of r[i + j]: word 4 part + j of rows i .. i + 3
+        r[i] = _mm512_unpacklo_epi64(t[i], t[i + 2]);
+        r[i + 1] = _mm512_unpackhi_epi64(t[i], t[i + 2]);
+        r[i + 2] = _mm512_unpacklo_epi64(t[i + 1], t[i + 3]);
+        r[i + 3] = _mm512_unpackhi_epi64(t[i + 1], t[i + 3]);
+    }
+#pragma GCC unroll 4
+    for (int j = 0; j < 4; j++) {
+        t[j] = _mm512_shuffle_i32x4(r[j], r[j + 4], 0x88);           // parts 0, 2 of rows 0 .. 7
+        t[j + 4] = _mm512_shuffle_i32x4(r[j], r[j + 4], 0xdd);       // parts 1, 3
+        t[j + 8] = _mm512_shuffle_i32x4(r[j + 8], r[j + 12], 0x88);  // of rows 8 .. 15
+        t[j + 12] = _mm512_shuffle_i32x4(r[j + 8], r[j + 12], 0xdd);
+    }
+#pragma GCC unroll 4
+    for (int j = 0; j < 4; j++) {
+        r[j] = _mm512_shuffle_i32x4(t[j], t[j + 8], 0x88);
+        r[j + 8] = _mm512_shuffle_i32x4(t[j], t[j + 8], 0xdd);
+        r[j + 4] = _mm512_shuffle_i32x4(t[j + 4], t[j + 12], 0x88);
+        r[j + 12] = _mm512_shuffle_i32x4(t[j + 4], t[j + 12], 0xdd);
+    }
+}
+
+template <class S>
+inline int64_t tile_floats(int64_t first_width, int64_t second_width) {
+    return (query_floats<S>(first_width, second_width) + PANEL) * PANEL;
+}
+
+template <class S>
+inline void lay_tile(const float* q, int64_t first_width, int64_t second_width, v8 factor,
+                     int64_t line, int64_t, float* to) {
+    lay_query<S>(q, first_width, second_width, factor, Steps<S>::QUERY,
+                 to + line * query_floats<S>(first_width, second_width));
+}
+
+// M lines, q as lay_tile leaves it, against a panel of sixteen keys of which the first `count` count.
+template <class B, int M>
+[[gnu::noinline]] void score_panel(const float* query, int64_t ldq, const float* panel, int64_t steps,
+                                   float* out, int64_t ldo, int64_t count) {
+    typedef typename B::Row Row;
+    const Row* q = reinterpret_cast<const Row*>(query);
+    const typename B::T* keys = reinterpret_cast<const typename B::T*>(panel);
+    ldq *= int64_t(sizeof(float) / sizeof(Row));
+    v16 sums[M * LANES];
+#pragma GCC unroll 32
+    for (int i = 0; i < M * LANES; i++) sums[i] = set16(0.0f);
+    for (int64_t s = 0; s < steps; s += LANES, q += LANES * B::GROUP, keys += LANES * PANEL * B::GROUP) {
+#pragma GCC unroll 8
+        for (int l = 0; l < LANES; l++) {
+            typename B::Column k = B::column(keys + l * PANEL * B::GROUP);
+            asm("" : "+v"(k));  // loaded once for all lines
+#pragma GCC unroll 8
+            for (int m = 0; m < M; m++)
+                sums[m * LANES + l] =
+                    B::step(B::value(q + m * ldq + l * B::GROUP), k, {sums[m * LANES + l]}).all;
+        }
+    }
+#pragma GCC unroll 8
+    for (int m = 0; m < M; m++) {
+        const v16* s = sums + m * LANES;
+        store16_first(out + m * ldo, ((s[0] + s[4]) + (s[2] + s[6])) + ((s[1] + s[5]) + (s[3] + s[7])),
+                      count);
+    }
+}
+
+// out[line][key] for `count` keys.
+template <class S>
+inline void score_tile(const Keys<S>& keys, int64_t count, const float* q, int64_t lines, float* out,
+                       int64_t ldo, float* room) {
+    typedef typename Turned<S>::Product B;
+    const int64_t ldq = query_floats<S>(keys.first_width, keys.second_width);
+    for (int64_t key = 0; key < count; key += PANEL, out += PANEL) {
+        const int64_t some = std::min<int64_t>(PANEL, count - key);
+        float* to = room;
+        const auto slab = [&](const typename S::T* const* rows, int64_t width) {
+            for (int64_t i = 0; i < width; i += Turned<S>::ELEMENTS) {
+                v16i words[PANEL];
+                for (int k = 0; k < PANEL; k++)
+                    words[k] = Turned<S>::words(rows[std::min(key + k, count - 1)] + i, width - i);
+                turn(reinterpret_cast<__m512i*>(words));
+                for (int k = 0; k < PANEL; k++)
+                    _mm512_storeu_si512(to + (i / Turned<S>::ELEMENTS * PANEL + k) * PANEL,
+                                        reinterpret_cast<__m512i>(words[k]));
+            }
+            to += steps_of<S>(width) * Steps<S>::QUERY * PANEL;
+        };
+        slab(keys.first, keys.first_width);
+        if (keys.second_width) slab(keys.second, keys.second_width);
+        const int64_t steps = (to - room) / PANEL;
+        int64_t line = 0;
+        for (; line + TILE_LINES <= lines; line += TILE_LINES)
+            score_panel<B, TILE_LINES>(q + line * ldq, ldq, room, steps, out + line * ldo, ldo, some);
+        for (; line < lines; line++)
+            score_panel<B, 1>(q + line * ldq, ldq, room, steps, out + line * ldo, ldo, some);
+    }
+}
+
+}  // namespace pt
