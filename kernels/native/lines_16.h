@@ -196,11 +196,29 @@ struct Weigh16<BF16> {
         return _mm512_or_si512(_mm512_cvtepu16_epi32(even),
                                _mm512_slli_epi32(_mm512_cvtepu16_epi32(odd), 16));
     }
+    // 0, 32, 1, 33, ...: the first sixteen columns of two rows of thirty-two in turn; then the others.
+    static __m512i turns(int from) {
+        const __m512i columns = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+        const __m512i even = _mm512_add_epi32(columns, _mm512_set1_epi32(from));
+        return _mm512_or_si512(
+            even, _mm512_slli_epi32(_mm512_add_epi32(even, _mm512_set1_epi32(32)), 16));
+    }
     template <int C>
     static void columns(const uint16_t* const* rows, int64_t column, Value v[C]) {
+        if constexpr (C % 2 == 0) {
+            const __m512i low = turns(0), high = turns(16);
 #pragma GCC unroll 8
-        for (int c = 0; c < C; c++)
-            v[c] = pairs(raw16(rows[0] + column + 16 * c), raw16(rows[1] + column + 16 * c));
+            for (int c = 0; c < C; c += 2) {
+                const __m512i even = _mm512_loadu_si512(rows[0] + column + 16 * c);
+                const __m512i odd = _mm512_loadu_si512(rows[1] + column + 16 * c);
+                v[c] = _mm512_permutex2var_epi16(even, low, odd);
+                v[c + 1] = _mm512_permutex2var_epi16(even, high, odd);
+            }
+        } else {
+#pragma GCC unroll 8
+            for (int c = 0; c < C; c++)
+                v[c] = pairs(raw16(rows[0] + column + 16 * c), raw16(rows[1] + column + 16 * c));
+        }
     }
     static Value first(const uint16_t* const* rows, int64_t column, int64_t n) {
         return pairs(raw16_first(rows[0] + column, n), raw16_first(rows[1] + column, n));
