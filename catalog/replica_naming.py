@@ -24,6 +24,22 @@ from .replica_schema import REFERABLE, CatalogTables, KindTables, entity_columns
 
 Integers = npt.NDArray[np.int64]
 
+_SPARSE = 8
+"""Up to so many possible numbers for each row, a table with a place for each number is faster than
+one that hashes."""
+
+_FACTORS = (
+    np.uint64(0x9E3779B97F4A7C15),
+    np.uint64(0xC2B2AE3D27D4EB4F),
+    np.uint64(0x165667B19E3779F9),
+    np.uint64(0xD6E8FEB86659FD93),
+    np.uint64(0xFF51AFD7ED558CCD),
+)
+"""Odd, so that no bits are lost; the upper bits of a product depend on all lower ones."""
+
+_ALL_FOUR = np.uint32(0x01_01_01_01)
+"""Four comparisons that hold, read as one number."""
+
 
 @dataclass(frozen=True, slots=True)
 class Incoming:
@@ -50,7 +66,7 @@ class Ids:
 @dataclass(frozen=True, slots=True)
 class Group:
     """All mentions of one kind of entity. ``codes`` gives each its entity, numbered from 0 without
-    gaps; by that number ``place`` is one of its mentions, and ``first`` the ``seq`` of the first.
+    gaps; by that number ``place`` is the first of its mentions, and ``first`` the least ``seq``.
 
     The mentions are the rows of the places ``owners`` of the incoming kinds, one after another.
     """
@@ -130,17 +146,27 @@ def _keys(
     references: Sequence[Mapping[str, Integers]],
 ) -> pa.Table:
     """What names each entity of a group: the columns of its kind's table of entities but ``e``."""
-    place = pa.array(group.place)
     if name in REFERABLE:
         field = f"{name}_id"
         chunks = [c for o in group.owners for c in incoming[o].rows.column(field).chunks]
-        return pa.table({field: pa.chunked_array(chunks).take(place)})
+        return pa.table({field: _taken(pa.chunked_array(chunks), group.place)})
     (owner,) = group.owners
     one, ids = incoming[owner], references[owner]
     columns = [column.name for column in entity_columns(one.tables)[:-1]]
     return pa.table(
-        {c: ids[c][group.place] if c in ids else one.rows.column(c).take(place) for c in columns}
+        {
+            c: ids[c][group.place] if c in ids else _taken(one.rows.column(c), group.place)
+            for c in columns
+        }
     )
+
+
+def _taken(column: pa.ChunkedArray, places: Integers) -> pa.ChunkedArray:
+    """The values at some places, without a copy where these follow each other."""
+    first, count = int(places[0]), len(places)
+    if places[-1] - first == count - 1 and (places[1:] > places[:-1]).all():
+        return column.slice(first, count)
+    return column.take(pa.array(places))
 
 
 def _assign(
@@ -185,16 +211,16 @@ def _group(
 ) -> Group:
     latest = np.iinfo(np.int64).max
     place, first = np.zeros(count, np.int64), np.full(count, latest)
-    start = 0
-    for one in owners:
+    end = len(codes)
+    for one in reversed(owners):
         # Of several values for one place the last stays, so the earliest is assigned last.
-        rows = np.arange(start, start + one.rows.num_rows)[::-1]
+        rows = np.arange(end - one.rows.num_rows, end)[::-1]
         held = codes[rows]
         here = np.full(count, latest)
         here[held] = one.seq[::-1]
         place[held] = rows
         np.minimum(first, here, out=first)
-        start += one.rows.num_rows
+        end -= one.rows.num_rows
     return Group(codes, place, first, places, tuple(one.rows.num_rows for one in owners))
 
 
@@ -203,20 +229,24 @@ def _combined(parts: Sequence[tuple[Integers, int]]) -> tuple[Integers, int]:
     numbers there are)."""
     codes, count = parts[0]
     for more, size in parts[1:]:
-        codes, count = _encoded(pa.array(codes * size + more))
+        codes, count = _renumbered(codes * size + more, count * size)
     return codes, count
 
 
+def _renumbered(numbers: Integers, size: int) -> tuple[Integers, int]:
+    """The same with numbers below ``size`` of which not all are there."""
+    rows = len(numbers)
+    if size > _SPARSE * rows:
+        return _encoded(pa.array(numbers))
+    table = np.empty(size, np.int64)
+    table[numbers[::-1]] = np.arange(rows - 1, -1, -1)  # the first row stays, see ``_group``
+    return _numbered(table[numbers])
+
+
 def _distinct(column: pa.ChunkedArray) -> tuple[Integers, int]:
-    values = column.combine_chunks()
-    words = _words(values)
-    if words is not None:
-        codes, count = _encoded(pa.array(words[:, 0] ^ words[:, 1]))
-        place = np.empty(count, np.int64)
-        place[codes] = np.arange(len(codes))
-        if np.array_equal(words[place[codes]], words):  # no two digests have met
-            return codes, count
-    return _encoded(values)
+    words = _words(column)
+    first = None if words is None else _first_alike(words)
+    return _encoded(column.combine_chunks()) if first is None else _numbered(first)
 
 
 def _encoded(values: pa.Array) -> tuple[Integers, int]:
@@ -224,16 +254,52 @@ def _encoded(values: pa.Array) -> tuple[Integers, int]:
     return encoded.indices.to_numpy().astype(np.int64), len(encoded.dictionary)
 
 
-def _words(values: pa.Array) -> npt.NDArray[np.uint64] | None:
+def _numbered(first: Integers) -> tuple[Integers, int]:
+    """Numbers from 0 without gaps, by the first row that holds what a row holds."""
+    number = np.cumsum(first == np.arange(len(first)))
+    return number[first] - 1, int(number[-1])
+
+
+def _first_alike(words: npt.NDArray[np.uint64]) -> Integers | None:
+    """For each row the first with the same words; None when that is not found in a few rounds.
+
+    A hash table without chains: in each round the first row in a slot keeps it, and the rows that
+    differ from it go on to the next round. Many times faster than a table that grows.
+    """
+    rows = len(words)
+    bits = rows.bit_length()
+    table = np.empty(1 << bits, np.int64)
+    first = np.empty(rows, np.int64)
+    left, sought = np.arange(rows), words
+    for factor in _FACTORS:
+        mixed = sought[:, 0] ^ sought[:, 1] ^ sought[:, 2] ^ sought[:, 3]
+        slot = ((mixed * factor) >> np.uint64(64 - bits)).astype(np.int64)
+        table[slot[::-1]] = left[::-1]
+        holder = table.take(slot)
+        same = (words.take(holder, axis=0) == sought).view(_ALL_FOUR.dtype)[:, 0] == _ALL_FOUR
+        first[left[same]] = holder[same]
+        left = left[~same]
+        if not len(left):
+            return first
+        sought = words.take(left, axis=0)
+    return None
+
+
+def _words(column: pa.ChunkedArray) -> npt.NDArray[np.uint64] | None:
     """Digests as ``[rows, 4]``, which are told apart faster as numbers; None when they are none."""
-    if not pa.types.is_binary(values.type) or not len(values):
+    if not pa.types.is_binary(column.type) or not len(column):
         return None
-    _, offsets, data = values.buffers()
-    ends = np.frombuffer(offsets, np.int32)[values.offset : values.offset + len(values) + 1]
-    if not (np.diff(ends) == DIGEST_BYTES).all():
-        return None
-    held = np.frombuffer(data, np.uint8)[ends[0] : ends[-1]]
-    return held.view(np.uint64).reshape(len(values), -1)
+    parts = []
+    for values in column.chunks:
+        if not len(values):
+            continue
+        _, offsets, data = values.buffers()
+        ends = np.frombuffer(offsets, np.int32)[values.offset : values.offset + len(values) + 1]
+        if not (np.diff(ends) == DIGEST_BYTES).all():
+            return None
+        held = np.frombuffer(data, np.uint8)[ends[0] : ends[-1]]
+        parts.append(held.view(np.uint64).reshape(len(values), -1))
+    return np.concatenate(parts)
 
 
 def _integers(column: pa.ChunkedArray) -> Integers:
