@@ -10,8 +10,8 @@ and filled again from the log. One process may hold it; queries of other threads
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Protocol
@@ -42,6 +42,9 @@ _ROW_GROUP_ROWS = 14_336
 """DuckDB compresses a row group of a table on one processor, those that are full as soon as rows
 are inserted and the last, partial one at every checkpoint. Most of a replica's tables are small:
 in groups of the usual 122,880 rows each would be one group, compressed while all else waits."""
+
+_CHECKPOINT_FACTS = 200_000
+"""A commit of so many facts writes the file itself, without DuckDB's log."""
 
 
 class ChainSource(Protocol):
@@ -127,7 +130,8 @@ class Replica:
             connection.execute(
                 "UPDATE position SET seq = ?, chain = ?", [batch.next_seq, bytes(chain)]
             )
-            connection.commit()
+            with _checkpoint(connection, batch.next_seq - batch.first_seq):
+                connection.commit()
         except BaseException:
             with suppress(duckdb.TransactionException):  # a failed commit has ended it already
                 connection.rollback()
@@ -257,6 +261,20 @@ def _connect(database: str) -> duckdb.DuckDBPyConnection:
         connection.close()
         raise
     return connection
+
+
+@contextmanager
+def _checkpoint(connection: duckdb.DuckDBPyConnection, facts: int) -> Iterator[None]:
+    """A commit of many facts inside this is a checkpoint. Most of its rows lie in the file already;
+    to log the others first, and write them when the log is given up, takes twice as long."""
+    if facts < _CHECKPOINT_FACTS:
+        yield
+        return
+    connection.execute("SET checkpoint_threshold = '1KiB'")
+    try:
+        yield
+    finally:
+        connection.execute("RESET checkpoint_threshold")
 
 
 def _is_held(error: duckdb.Error) -> bool:

@@ -11,10 +11,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
-
-import pyarrow as pa
 
 from pagetrail.catalog.envelope import Fact
 from pagetrail.catalog.fact_columns import Columns, columns_of, joined
@@ -32,7 +29,7 @@ than in many."""
 DECODED_FACTS = 200_000
 """Frames are decoded together until they hold this many facts."""
 
-_READERS = 2
+_READERS = 3
 """Segments read at a time, beside the commit under way."""
 
 _Segment = tuple[SealedManifest, Columns]
@@ -72,22 +69,8 @@ def caught_up_replica(directory: Path, database: Path | None) -> Replica:
 
 def catch_up(replica: Replica, directory: Path) -> None:
     """Apply what the log holds from the replica's position on. Raises as `caught_up_replica`."""
-    with _memory_kept():
-        for parts in _commits(_parts(directory, replica.position, replica.chain)):
-            replica.apply_columns(joined([columns for columns, _ in parts]), parts[-1][1])
-
-
-@contextmanager
-def _memory_kept() -> Iterator[None]:
-    """Arrow takes its memory from malloc for a while, which keeps what one segment has left for
-    the next. Arrow's own pools return it to the kernel in between, and to get it back page by page
-    takes as long as to read the segment."""
-    before = pa.default_memory_pool()
-    pa.set_memory_pool(pa.system_memory_pool())
-    try:
-        yield
-    finally:
-        pa.set_memory_pool(before)
+    for parts in _commits(_parts(directory, replica.position, replica.chain)):
+        replica.apply_columns(joined([columns for columns, _ in parts]), parts[-1][1])
 
 
 def _commits(parts: Iterable[_Part]) -> Iterator[list[_Part]]:
