@@ -49,7 +49,7 @@ class Stored:
 class KindColumns:
     """Facts of one kind in order of ``seq``. ``envelope`` has the columns ``STATED``, ``fields``
     those of the kind's tables. What ``stored`` holds is left out there: ``envelope`` then only has
-    ``seq`` and ``op``, and ``fields`` no column if the files have them."""
+    ``seq`` and, of a catalog kind, ``op``, and ``fields`` no column if the files have them."""
 
     kind_id: int
     envelope: pa.Table

@@ -60,13 +60,13 @@ def _insert_stored(
     connection: duckdb.DuckDBPyConnection, kinds: Sequence[tuple[KindTables, Stored]]
 ) -> set[str]:
     """Insert what files hold of envelopes and fields; returns names of changed tables."""
-    touched = {"facts"}
     envelope = {c.name: identifier(c.name) for c in STORED_ENVELOPE}
     _take(
         connection,
         "facts",
         [(envelope | {"kind": literal(tables.kind.name)}, one.paths) for tables, one in kinds],
     )
+    events: dict[str, list[tuple[Mapping[str, str], Sequence[Path]]]] = {}
     for tables, stored in kinds:
         if stored.fields is not None:
             row = {c.name: identifier(c.name) for c in event_columns(tables)}
@@ -74,9 +74,10 @@ def _insert_stored(
                 row["kind"] = literal(tables.kind.name)
             for column, field in zip(tables.columns, stored.fields, strict=True):
                 row[column.name] = identifier(field)
-            _take(connection, tables.events, [(row, stored.paths)])
-            touched.add(tables.events)
-    return touched
+            events.setdefault(tables.events, []).append((row, stored.paths))
+    for table, sources in events.items():
+        _take(connection, table, sources)
+    return {"facts", *events}
 
 
 def _take(

@@ -34,6 +34,7 @@ from pagetrail.controlplane.log.sealed import read_checked
 from pagetrail.controlplane.log.wire import AnswerSpan
 
 _RARE = ("body", "cause_back", "causes")
+_CAUSED = ("tx", "client", "client_epoch", "client_seq")
 _CAUSES_DECODER = msgspec.msgpack.Decoder(tuple[Cause, ...])
 
 
@@ -70,10 +71,11 @@ def _kind_columns(path: Path, data: bytes, entry: SealedFile) -> tuple[KindColum
         envelope = [rows.column(c.name).cast(ARROW[c.type]) for c in STATED]
         fields = _decoded(path, data, entry)
         return KindColumns(entry.kind, table(STATED, envelope), fields), _causes(rows)
-    rows = file.read(["seq", "op", "schema_v", *rare])
-    held = pa.table({name: rows.column(name).cast(pa.int64()) for name in ("seq", "op")})
+    names = ("seq",) if kind.catalog is None else ("seq", "op")
+    rows = file.read([*names, "schema_v", *rare])
+    held = pa.table({name: rows.column(name).cast(pa.int64()) for name in names})
     linked = any(_valid(rows, name).num_rows for name in ("causes", "cause_back"))
-    causes = _causes(file.read([*stated, *rare])) if linked else []
+    causes = _causes(file.read([*_CAUSED, *rare])) if linked else []
     if not _is_plain(kind, rows):
         fields = _decoded(path, data, entry)
     elif kind.catalog is None and _is_direct(kind, entry):
