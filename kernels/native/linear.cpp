@@ -107,7 +107,7 @@ void few_rows(const LinearCall& l, const Panels<B>& w, Rows<B> x, int64_t row, i
     for (int64_t panel = first; panel < last; panel += NP) {
         const int64_t panels = std::min<int64_t>(NP, last - panel);
         panels_of<B, MR>(x.data, x.stride, w.at(panel), w.STRIDE, w.step(), panels, w.steps, c,
-                         NP * PANEL, true);
+                         NP * PANEL, true, w.at(panel));
         finish(l, c, NP * PANEL, row, MR, panel, panels);
     }
 }
@@ -124,10 +124,14 @@ void many_rows(const LinearCall& l, const Panels<B>& w, Rows<B> x, int64_t row, 
         const bool straight = !l.bias && !l.add && (panel + panels) * PANEL <= l.outputs;
         float* sums = straight ? l.y + row * l.ldy + panel * PANEL : c;
         const int64_t lds = straight ? l.ldy : NP * PANEL;
-        for (int64_t k = 0; k < w.steps; k += DEPTH_NEAR)
-            blocks_of<B>(x.data + k * B::GROUP, x.stride, w.at(panel) + k * w.STRIDE, w.STRIDE,
-                         w.step(), panels, std::min(DEPTH_NEAR, w.steps - k), sums, lds, rows,
-                         k == 0);
+        for (int64_t k = 0; k < w.steps; k += DEPTH_NEAR) {
+            const typename B::T* here = w.at(panel) + k * w.STRIDE;
+            const typename B::T* next = k + DEPTH_NEAR < w.steps ? here + DEPTH_NEAR * w.STRIDE
+                                        : panel + NP < last      ? w.at(panel + NP)
+                                                                 : nullptr;
+            blocks_of<B>(x.data + k * B::GROUP, x.stride, here, w.STRIDE, w.step(), panels,
+                         std::min(DEPTH_NEAR, w.steps - k), sums, lds, rows, k == 0, next);
+        }
         if (!straight) finish(l, c, NP * PANEL, row, rows, panel, panels);
     }
 }
@@ -142,12 +146,16 @@ void linear(const LinearCall& l, Pool* pool) {
     // Enough tasks to even out, few enough that taking one costs nothing beside its work.
     const int64_t wanted = pool->threads() == 1 ? 1 : int64_t(pool->threads()) * 4;
     const int64_t cuts = std::min<int64_t>(std::max<int64_t>(1, panels / 4), wanted);
+    // Of many rows whole sets of panels: one panel alone would wait for its rows.
+    const int64_t beside = l.rows > B::ROWS ? panels_beside<B>(B::ROWS) : 1;
+    const int64_t sets = (panels + beside - 1) / beside;
     pool->run(row_blocks * cuts, [&](int64_t task, int thread) {
         const int64_t block = task / cuts, cut = task % cuts;
         const int64_t row = l.rows * block / row_blocks;
         const int64_t rows = l.rows * (block + 1) / row_blocks - row;
-        const int64_t first = panels * cut / cuts, last = panels * (cut + 1) / cuts;
-        const int64_t sums = rows > B::ROWS ? rows * panels_beside<B>(B::ROWS) * PANEL : 0;
+        const int64_t first = sets * cut / cuts * beside;
+        const int64_t last = std::min(panels, sets * (cut + 1) / cuts * beside);
+        const int64_t sums = rows > B::ROWS ? rows * beside * PANEL : 0;
         std::vector<float>& scratch = pool->scratch(thread);
         const size_t room = size_t(sums + rows * whole_lanes(l.depth));
         if (scratch.size() < room) scratch.resize(room);

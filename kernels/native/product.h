@@ -40,14 +40,17 @@ constexpr int panels_beside(int rows) {
 
 // a: row m at a + m * lda, contiguous.  b: panel p, step k at b + p * panel_step + k * ldb.
 // c: row m at c + m * ldc; panel p at c + p * PANEL. `fresh` starts from zero instead of from c.
+// ahead: a panel that will be read soon; each step asks the memory for a step of it.
 template <class B, int MR, int NP>
 inline void product(const typename B::Row* a, int64_t lda, const typename B::T* b, int64_t ldb,
-                    int64_t panel_step, int64_t steps, float* c, int64_t ldc, bool fresh) {
+                    int64_t panel_step, int64_t steps, float* c, int64_t ldc, bool fresh,
+                    const typename B::T* ahead) {
     Wide sum[MR][NP];
     for (int m = 0; m < MR; m++)
         for (int p = 0; p < NP; p++)
             sum[m][p] = fresh ? wide_set1(0.0f) : wide_load(c + m * ldc + p * PANEL);
     for (int64_t k = 0; k < steps; k++) {
+        __builtin_prefetch(ahead + k * ldb, 0, 2);
         typename B::Column w[NP];
         for (int p = 0; p < NP; p++) w[p] = B::column(b + p * panel_step + k * ldb);
         for (int m = 0; m < MR; m++) {
@@ -63,47 +66,42 @@ inline void product(const typename B::Row* a, int64_t lda, const typename B::T* 
 template <class B, int MR>
 inline void panels_of(const typename B::Row* a, int64_t lda, const typename B::T* b, int64_t ldb,
                       int64_t panel_step, int64_t panels, int64_t steps, float* c, int64_t ldc,
-                      bool fresh) {
+                      bool fresh, const typename B::T* ahead) {
     constexpr int NP = panels_beside<B>(MR);
     int64_t p = 0;
     for (; p + NP <= panels; p += NP)
         product<B, MR, NP>(a, lda, b + p * panel_step, ldb, panel_step, steps, c + p * PANEL, ldc,
-                           fresh);
+                           fresh, ahead);
     for (; p < panels; p++)
         product<B, MR, 1>(a, lda, b + p * panel_step, ldb, panel_step, steps, c + p * PANEL, ldc,
-                          fresh);
+                          fresh, ahead);
 }
 
 // At most ROWS rows: the block that has just as many.
 template <class B, int MR = B::ROWS>
 inline void block_of(int64_t rows, const typename B::Row* a, int64_t lda, const typename B::T* b,
                      int64_t ldb, int64_t panel_step, int64_t panels, int64_t steps, float* c,
-                     int64_t ldc, bool fresh) {
+                     int64_t ldc, bool fresh, const typename B::T* ahead) {
     if (rows == MR)
-        panels_of<B, MR>(a, lda, b, ldb, panel_step, panels, steps, c, ldc, fresh);
+        panels_of<B, MR>(a, lda, b, ldb, panel_step, panels, steps, c, ldc, fresh, ahead);
     else if constexpr (MR > 1)
-        block_of<B, MR - 1>(rows, a, lda, b, ldb, panel_step, panels, steps, c, ldc, fresh);
+        block_of<B, MR - 1>(rows, a, lda, b, ldb, panel_step, panels, steps, c, ldc, fresh, ahead);
 }
 
-// Any number of rows, in blocks as even as can be.
+// Any number of rows, in blocks as even as can be. The first block brings b near; the ones after it
+// ask for `next`, as many panels as b has, if it is there.
 template <class B>
 inline void blocks_of(const typename B::Row* a, int64_t lda, const typename B::T* b, int64_t ldb,
                       int64_t panel_step, int64_t panels, int64_t steps, float* c, int64_t ldc,
-                      int64_t rows, bool fresh) {
-    int64_t blocks = (rows + B::ROWS - 1) / B::ROWS;
-    for (int64_t row = 0; blocks > 0; blocks--) {
+                      int64_t rows, bool fresh, const typename B::T* next = nullptr) {
+    int64_t blocks = (rows + B::ROWS - 1) / B::ROWS, asked = -1;
+    for (int64_t row = 0; blocks > 0; blocks--, asked++) {
         const int64_t now = (rows - row + blocks - 1) / blocks;
+        const bool asks = next && asked >= 0 && asked < panels;
         block_of<B>(now, a + row * lda, lda, b, ldb, panel_step, panels, steps, c + row * ldc, ldc,
-                    fresh);
+                    fresh, asks ? next + asked * panel_step : b);
         row += now;
     }
-}
-
-template <class S>
-inline void product_panels(const float* a, int64_t lda, const typename S::T* b, int64_t ldb,
-                           int64_t panel_step, int64_t panels, int64_t depth, float* c,
-                           int64_t ldc, int64_t rows, bool fresh = true) {
-    blocks_of<Plain<S>>(a, lda, b, ldb, panel_step, panels, depth, c, ldc, rows, fresh);
 }
 
 }  // namespace pt
