@@ -8,12 +8,8 @@ same verdicts, only later. Owns the building; never writes into the installed pa
 
 from __future__ import annotations
 
-import hashlib
 import importlib.util
-import shutil
-import subprocess
 import sysconfig
-import tempfile
 from collections.abc import Callable, Mapping
 from functools import cache
 from importlib.machinery import EXTENSION_SUFFIXES, ExtensionFileLoader
@@ -24,12 +20,12 @@ import msgspec
 
 from pagetrail.catalog.errors import PagetrailError
 from pagetrail.catalog.kinds.decision import Decision
-from pagetrail.kernels.native_build import COMPILERS, cache_directory
+from pagetrail.kernels import compiler
+from pagetrail.kernels.cache import cache_directory
 
 from .policy.types import alternatives_digest
 
-FLAGS = ("-std=c++17", "-O3", "-fPIC", "-shared", "-fvisibility=hidden", "-Wall", "-Wextra")
-BUILD_SECONDS_MAX = 120
+FLAGS = ("-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra")
 SOURCES = {"routing/min-ttft@1": "min_ttft"}
 """The evaluators that have a twin, and the name of its source."""
 
@@ -92,43 +88,18 @@ def _load(source: str, library: Path) -> Twin:
 
 
 def _build(source: str, directory: Path) -> Path:
-    """The extension module, made under a name that says of what: text, flags, compiler, Python."""
-    path = Path(__file__).resolve().parent / "native" / f"{source}.cpp"
+    """The extension module of one source, for this Python."""
     headers = sysconfig.get_path("include")
     if not (Path(headers) / "Python.h").exists():
         raise TwinBuildError(f"{headers} holds no Python.h; install Python's headers")
-    compiler = next((found for name in COMPILERS if (found := shutil.which(name))), None)
-    if compiler is None:
-        raise TwinBuildError(f"no C++ compiler found (looked for {', '.join(COMPILERS)})")
-    version = _run([compiler, "--version"]).splitlines()[0]
-    suffix = EXTENSION_SUFFIXES[0]
+    product = compiler.Product(
+        name=source,
+        sources=(Path(__file__).resolve().parent / "native" / f"{source}.cpp",),
+        headers=(),
+        flags=(*FLAGS, f"-I{headers}"),
+        suffix=EXTENSION_SUFFIXES[0],
+    )
     try:
-        text = path.read_bytes()
-    except OSError as error:
-        raise TwinBuildError(f"the source of the twin cannot be read: {error}") from error
-    told = "\0".join((version, suffix, headers, *FLAGS)).encode()
-    key = hashlib.sha256(text + b"\0" + told).hexdigest()
-    library = directory / f"{source}-{key[:32]}{suffix}"
-    if library.exists():
-        return library
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=directory) as scratch:
-            made = Path(scratch) / library.name
-            _run([compiler, *FLAGS, f"-I{headers}", str(path), "-o", str(made)])
-            made.replace(library)  # whole or not at all, also where two build at once
-    except OSError as error:
-        raise TwinBuildError(f"cannot write {library.name} to {directory}: {error}") from error
-    return library
-
-
-def _run(command: list[str]) -> str:
-    try:
-        answer = subprocess.run(
-            command, capture_output=True, text=True, check=False, timeout=BUILD_SECONDS_MAX
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise TwinBuildError(f"{command[0]} could not be run: {error}") from error
-    if answer.returncode:
-        raise TwinBuildError(f"{command[0]} failed:\n{answer.stderr[-2000:]}")
-    return answer.stdout
+        return compiler.build(product, directory)
+    except compiler.CompilerError as error:
+        raise TwinBuildError(str(error)) from error

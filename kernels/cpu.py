@@ -48,7 +48,7 @@ ROTARY_MAX = 2048
 class CpuDevice(HostArrays):
     """Implements ``Device`` and ``RowMath`` with the native core.
 
-    ``target`` defaults to the widest instruction set of the machine. Raises NativeBuildError when
+    ``target`` defaults to the widest instruction set of the machine. Raises CompilerError when
     the core cannot be built.
     """
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from .compiler import CompilerError
 from .cpu import CpuDevice
 from .device import StepDevice
-from .native_build import NativeBuildError
 
 
 class OpenedCpu(NamedTuple):
@@ -27,7 +27,7 @@ def open_cpu(threads: int, *, fast: bool = False) -> OpenedCpu:
 
             return OpenedCpu(FastCpuDevice(threads), None)
         return OpenedCpu(CpuDevice(threads), None)
-    except NativeBuildError as error:
+    except CompilerError as error:
         from .cpu_torch import TorchCpuDevice  # torch takes a second to import; only when needed
 
         notice = f"the native core is not available, the slower torch path serves: {error}"

@@ -1,22 +1,16 @@
-"""Builds the native core with the machine's own compiler, once, into a cache directory.
+"""The native core: which instruction sets it is built for, and its library for each.
 
-The name of the file is a digest of the sources, the flags and the compiler, so a changed source
-or compiler builds anew and two processes that build at once end with the same file. Never writes
-into the installed package.
+Built with the machine's own compiler at first use, into the cache (compiler.py).
 """
 
 from __future__ import annotations
 
-import fcntl
-import hashlib
-import os
 import platform
-import shutil
-import subprocess
-import tempfile
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+
+from . import compiler
+from .cache import cache_directory
 
 SOURCES = ("linear.cpp", "rows.cpp", "attention.cpp", "pages.cpp", "program.cpp")
 HEADERS = (
@@ -24,12 +18,6 @@ HEADERS = (
     *("ahead.h", "steps.h", "lines.h", "lines_16.h", "tile_16.h", "calls.h"),
 )
 FLAGS = ("-std=c++17", "-O3", "-fPIC", "-pthread", "-ffp-contract=off", "-Wno-psabi")
-COMPILERS = ("g++", "c++", "clang++")
-BUILD_SECONDS_MAX = 600
-
-
-class NativeBuildError(RuntimeError):
-    """There is no native core: no compiler, or it failed. The message holds its last words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,79 +58,22 @@ def cpu_flags() -> frozenset[str]:
     return frozenset(flags.split())
 
 
-def cache_directory() -> Path:
-    """``$XDG_CACHE_HOME/pagetrail`` or ``~/.cache/pagetrail``."""
-    root = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    return Path(root) / "pagetrail"
-
-
 def source_digest() -> str:
     """A digest of the core's own text: part of what a result's bits depend on."""
-    digest = hashlib.sha256()
-    for name in (*SOURCES, *HEADERS):
-        digest.update(name.encode() + b"\0" + (_source_directory() / name).read_bytes() + b"\0")
-    return digest.hexdigest()
+    return compiler.text_digest((*_files(SOURCES), *_files(HEADERS)))
 
 
 def build(target: Target, directory: Path | None = None) -> Path:
-    """The shared library for ``target``, built if the cache has none.
-
-    Raises NativeBuildError when no compiler is found or the build fails.
-    """
-    compiler = next((path for name in COMPILERS if (path := shutil.which(name))), None)
-    if compiler is None:
-        raise NativeBuildError(
-            f"no C++ compiler found (looked for {', '.join(COMPILERS)}); install one, for example "
-            "g++, or go on with the slower torch path"
-        )
-    version = _run([compiler, "--version"]).splitlines()[0]
-    flags = (*FLAGS, *target.flags)
-    key = hashlib.sha256("\0".join((source_digest(), version, *flags)).encode()).hexdigest()
-    directory = directory or cache_directory() / "native"
-    library = directory / f"core-{target.name}-{key[:32]}.so"
-    if library.exists():
-        return library
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        with (directory / "build.lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)  # processes that start together build once
-            if not library.exists():
-                _compile(compiler, flags, library)
-    except OSError as error:
-        raise NativeBuildError(
-            f"cannot write the native core to {directory}: {error.strerror}; set XDG_CACHE_HOME to "
-            "a directory that can be written"
-        ) from error
-    return library
+    """The shared library for ``target``, built if the cache has none. Raises CompilerError."""
+    product = compiler.Product(
+        name=f"core-{target.name}",
+        sources=_files(SOURCES),
+        headers=_files(HEADERS),
+        flags=(*FLAGS, *target.flags),
+    )
+    return compiler.build(product, directory or cache_directory() / "native")
 
 
-def _compile(compiler: str, flags: tuple[str, ...], library: Path) -> None:
-    """Sources side by side, then one link, renamed into place."""
-    with tempfile.TemporaryDirectory(dir=library.parent) as scratch:
-        objects = {name: Path(scratch) / f"{name}.o" for name in SOURCES}
-        with ThreadPoolExecutor(max_workers=len(SOURCES)) as pool:
-            commands = [
-                [compiler, *flags, "-c", str(_source_directory() / name), "-o", str(made)]
-                for name, made in objects.items()
-            ]
-            for _ in pool.map(_run, commands):
-                pass
-        linked = Path(scratch) / library.name
-        _run([compiler, *flags, "-shared", *map(str, objects.values()), "-o", str(linked)])
-        linked.replace(library)
-
-
-def _source_directory() -> Path:
-    return Path(__file__).resolve().parent / "native"
-
-
-def _run(command: list[str]) -> str:
-    try:
-        answer = subprocess.run(
-            command, capture_output=True, text=True, check=False, timeout=BUILD_SECONDS_MAX
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise NativeBuildError(f"{command[0]} could not be run: {error}") from error
-    if answer.returncode != 0:
-        raise NativeBuildError(f"{command[0]} failed:\n{answer.stderr[-2000:]}")
-    return answer.stdout
+def _files(names: tuple[str, ...]) -> tuple[Path, ...]:
+    folder = Path(__file__).resolve().parent / "native"
+    return tuple(folder / name for name in names)

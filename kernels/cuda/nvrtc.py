@@ -13,7 +13,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from ..native_build import cache_directory
+from ..cache import cache_directory
 from .launch import SourceModule, source_digest, source_folder
 
 OPTIONS = ("--std=c++17", "--fmad=true", "--ftz=false")

@@ -7,10 +7,10 @@ import os
 import tempfile
 from pathlib import Path
 
+from ..cache import cache_directory
 from ..cuda.launch import SourceModule
 from ..cuda.nvrtc import compile_ptx
-from ..emulator.build import Product, build, emulator_folder
-from ..native_build import cache_directory
+from ..emulator.build import build, emulator_folder
 from .parse import parse
 from .translate import translate
 
@@ -22,7 +22,7 @@ def build_ptx_module(
 ) -> Path:
     """The shared library of a module's PTX. Its kernels take the launches of the sources.
 
-    Raises NvrtcError, PtxError or NativeBuildError.
+    Raises NvrtcError, PtxError or CompilerError.
     """
     text = translate(parse(compile_ptx(module, architecture, kernels)))
     digest = hashlib.sha256(text.encode()).hexdigest()[:32]
@@ -35,5 +35,4 @@ def build_ptx_module(
             made.write_text(text, encoding="ascii")
             os.replace(made, source)
     here = Path(__file__).resolve().parent
-    flags = ("-shared", "-O0", "-w")
-    return build(Product(f"ptx-{module.name}", (source,), flags, (here, emulator_folder()), ".so"))
+    return build(f"ptx-{module.name}", source, ("-O0", "-w"), (here, emulator_folder()))

@@ -21,7 +21,7 @@ from safetensors.numpy import save_file
 
 from pagetrail.catalog.errors import BadInputError, CorruptionError
 from pagetrail.kernels.abi import Floats
-from pagetrail.kernels.native_build import cache_directory
+from pagetrail.kernels.cache import cache_directory
 
 from .checkpoint import CONFIG_FILE, SINGLE_FILE, Checkpoint, digest_files, open_checkpoint
 from .gguf_fields import GgufFields

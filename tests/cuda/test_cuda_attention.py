@@ -19,9 +19,9 @@ from paged_cases import (
 )
 
 from pagetrail.kernels.abi import Storage
+from pagetrail.kernels.compiler import COMPILERS
 from pagetrail.kernels.emulator.device import EmulatedDevice
 from pagetrail.kernels.emulator.library import HostLauncher
-from pagetrail.kernels.native_build import COMPILERS
 from pagetrail.kernels.plan import Capacity
 
 pytestmark = pytest.mark.skipif(

@@ -17,11 +17,11 @@ from paged_cases import Paged, bits, check, fill, run
 from sparse_pools import far_equals_near
 
 from pagetrail.kernels.abi import SlabSpec, Storage
+from pagetrail.kernels.compiler import COMPILERS
 from pagetrail.kernels.cuda.codes import Code
 from pagetrail.kernels.device import PagePool
 from pagetrail.kernels.emulator.device import EmulatedDevice
 from pagetrail.kernels.emulator.library import HostLauncher
-from pagetrail.kernels.native_build import COMPILERS
 
 pytestmark = pytest.mark.skipif(
     not any(map(shutil.which, COMPILERS)), reason="the kernels need a C++ compiler"

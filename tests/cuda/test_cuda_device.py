@@ -13,13 +13,13 @@ from paged_cases import Paged, bits, fill, run
 from recording_driver import Recorder, RecordingCupy, RecordingTorch
 
 from pagetrail.kernels.abi import KernelInputError, SlabSpec, Storage
+from pagetrail.kernels.compiler import COMPILERS
 from pagetrail.kernels.cuda.codes import Code, CodedSlab
 from pagetrail.kernels.cuda_device import CudaDevice, CudaOptions
 from pagetrail.kernels.cuda_runtime import CudaRuntime, CudaUnavailableError
 from pagetrail.kernels.device import AttentionSpec, PagePool
 from pagetrail.kernels.emulator.device import EmulatedDevice
 from pagetrail.kernels.emulator.library import HostLauncher
-from pagetrail.kernels.native_build import COMPILERS
 from pagetrail.kernels.plan import Capacity, Cut, SequenceRows, plan
 
 pytestmark = pytest.mark.skipif(

@@ -24,11 +24,11 @@ from paged_cases import Paged, check, fill
 from sparse_pools import far_equals_near
 
 from pagetrail.kernels.abi import Storage
+from pagetrail.kernels.compiler import COMPILERS
 from pagetrail.kernels.cuda.codes import Code
 from pagetrail.kernels.emulator.build import Sanitizer, build_module, sanitizer_library
 from pagetrail.kernels.emulator.device import EmulatedDevice
 from pagetrail.kernels.emulator.library import EmulatorError, HostLauncher
-from pagetrail.kernels.native_build import COMPILERS
 
 pytestmark = [
     pytest.mark.slow,

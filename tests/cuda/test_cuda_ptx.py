@@ -13,10 +13,10 @@ from coded_device import CodedDevice
 from paged_cases import REFERENCE_TOLERANCE, Paged, bits, check, matrix, run
 
 from pagetrail.kernels.abi import SlabSpec, Storage
+from pagetrail.kernels.compiler import COMPILERS
 from pagetrail.kernels.cuda.codes import Code, CodedSlab
 from pagetrail.kernels.emulator.device import EmulatedDevice
 from pagetrail.kernels.emulator.library import HostLauncher
-from pagetrail.kernels.native_build import COMPILERS
 from pagetrail.kernels.ptx.build import ARCHITECTURES, build_ptx_module
 from pagetrail.kernels.ptx.parse import Instruction, Label, PtxError, parse, split_operands
 from pagetrail.kernels.ptx.translate import translate

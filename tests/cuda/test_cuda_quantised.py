@@ -23,12 +23,12 @@ from paged_cases import (
 )
 
 from pagetrail.kernels.abi import KernelInputError, SlabSpec, Storage
+from pagetrail.kernels.compiler import COMPILERS
 from pagetrail.kernels.cuda.codes import Code, CodedSlab
 from pagetrail.kernels.cuda.quantised import CodedArrays, append
 from pagetrail.kernels.device import AttentionSpec
 from pagetrail.kernels.emulator.device import EmulatedDevice, describe
 from pagetrail.kernels.emulator.library import HostLauncher
-from pagetrail.kernels.native_build import COMPILERS
 from pagetrail.kernels.plan import SequenceRows, plan
 
 pytestmark = pytest.mark.skipif(

@@ -33,13 +33,13 @@ from pagetrail.engine.model import (
 )
 from pagetrail.engine.weights import open_model
 from pagetrail.kernels.abi import Storage
+from pagetrail.kernels.compiler import COMPILERS
 from pagetrail.kernels.cpu_open import open_cpu
 from pagetrail.kernels.cuda_device import CudaOptions
 from pagetrail.kernels.cuda_runtime import CudaRuntime
 from pagetrail.kernels.cuda_step import CudaStepDevice
 from pagetrail.kernels.emulator.device import EmulatedDevice
 from pagetrail.kernels.emulator.library import HostLauncher
-from pagetrail.kernels.native_build import COMPILERS
 from pagetrail.kernels.split_device import SplitDevice
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "cuda"))

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from pagetrail.kernels import native_build
+from pagetrail.kernels import compiler, native_build
+from pagetrail.kernels.cache import cache_directory
 from pagetrail.kernels.cpu_open import open_cpu
 from pagetrail.kernels.cpu_torch import TorchCpuDevice
 
@@ -27,9 +28,9 @@ def fake_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A directory on the path with a fake g++; returns the file that counts links."""
     tools, log = tmp_path / "tools", tmp_path / "links"
     tools.mkdir()
-    compiler = tools / "g++"
-    compiler.write_text(COMPILER.format(log=log))
-    compiler.chmod(0o755)
+    stand_in = tools / "g++"
+    stand_in.write_text(COMPILER.format(log=log))
+    stand_in.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tools}:/usr/bin:/bin")
     return log
 
@@ -50,7 +51,9 @@ def test_processes_that_start_together_build_once(fake_compiler: Path, tmp_path:
     assert len(set(found)) == 1
     assert found[0].read_text() == "built\n"
     assert fake_compiler.read_text().splitlines() == ["link"]
-    assert sorted(path.name for path in cache.iterdir()) == sorted(["build.lock", found[0].name])
+    assert sorted(path.name for path in cache.iterdir()) == sorted(
+        ["core-portable.lock", found[0].name]
+    )
 
 
 def test_each_target_has_its_own_library(fake_compiler: Path, tmp_path: Path) -> None:
@@ -63,7 +66,7 @@ def test_without_a_compiler_the_torch_path_serves_with_a_notice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(native_build.NativeBuildError, match=r"no C\+\+ compiler found"):
+    with pytest.raises(compiler.CompilerError, match=r"no C\+\+ compiler found"):
         native_build.build(native_build.PORTABLE)
     device, notice = open_cpu(2)
     assert isinstance(device, TorchCpuDevice)
@@ -76,15 +79,15 @@ def test_a_compiler_that_fails_is_quoted(
 ) -> None:
     broken = tmp_path / "broken"
     broken.mkdir()
-    compiler = broken / "g++"
-    compiler.write_text(
+    stand_in = broken / "g++"
+    stand_in.write_text(
         "#!/bin/sh\n[ $1 = --version ] && echo fake && exit\necho 'no room for me' >&2\nexit 1\n"
     )
-    compiler.chmod(0o755)
+    stand_in.chmod(0o755)
     monkeypatch.setenv("PATH", f"{broken}:/usr/bin:/bin")
-    with pytest.raises(native_build.NativeBuildError, match="no room for me"):
+    with pytest.raises(compiler.CompilerError, match="no room for me"):
         native_build.build(native_build.PORTABLE, tmp_path / "cache")
-    assert [path.name for path in (tmp_path / "cache").iterdir()] == ["build.lock"]
+    assert [path.name for path in (tmp_path / "cache").iterdir()] == ["core-portable.lock"]
 
 
 def test_a_cache_that_cannot_be_written_says_what_to_set(
@@ -92,10 +95,10 @@ def test_a_cache_that_cannot_be_written_says_what_to_set(
 ) -> None:
     blocked = tmp_path / "file"
     blocked.write_text("")
-    with pytest.raises(native_build.NativeBuildError, match="XDG_CACHE_HOME"):
+    with pytest.raises(compiler.CompilerError, match="XDG_CACHE_HOME"):
         native_build.build(native_build.PORTABLE, blocked / "native")
 
 
 def test_the_cache_follows_xdg(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert native_build.cache_directory() == tmp_path / "pagetrail"
+    assert cache_directory() == tmp_path / "pagetrail"
