@@ -68,18 +68,23 @@ class _Answer(msgspec.Struct):
 
 
 def verify(
-    directory: Path, *, processes: int | None = None, by_rule: ByRule | None = None
+    directory: Path,
+    *,
+    processes: int | None = None,
+    by_rule: ByRule | None = None,
+    compiled: bool = True,
 ) -> VerifyResult:
     """Verify the log of a run directory, up to where it ends now.
 
-    ``by_rule``: ask the rules about a sample of the recorded look-ups too. Raises BadInputError
+    ``by_rule``: ask the rules about a sample of the recorded look-ups too. ``compiled``: ask the
+    compiled twins of evaluators first, where the log is long enough for them. Raises BadInputError
     when there is no log, CorruptionError when its bytes are damaged: replay begins where the log
     itself is sound.
     """
     started_s = time.monotonic()
     reading = LogReading(directory, until_seq=log_end(directory))
     shares = _processes(processes, reading.until_seq)
-    twins, twins_missing = _twins(reading.until_seq)
+    twins, twins_missing = _twins(reading.until_seq) if compiled else (NO_TWINS, "")
     most = by_rule.most if by_rule is not None else 0
     helpers = [
         _Helper(directory, reading.until_seq, share, shares, most, twins)

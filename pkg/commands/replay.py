@@ -34,10 +34,21 @@ def command() -> None:
     show_default=True,
     help="Recorded look-ups, at most, that the catalog's rules are asked about too.",
 )
+@click.option(
+    "--compiled/--no-compiled",
+    default=True,
+    show_default=True,
+    help="Ask compiled evaluators first; they may only agree, anything else is derived without.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.pass_context
 def verify(
-    ctx: click.Context, log: Path, processes: int | None, check_lookups: int, as_json: bool
+    ctx: click.Context,
+    log: Path,
+    processes: int | None,
+    check_lookups: int,
+    compiled: bool,
+    as_json: bool,
 ) -> None:
     """Derive every decision of the run in LOG again and compare byte for byte.
 
@@ -51,7 +62,7 @@ def verify(
     by_rule = None
     if check_lookups:
         by_rule = ByRule(check_lookups, partial(caught_up_replica, database=None))
-    result = verify_run(log, processes=processes, by_rule=by_rule)
+    result = verify_run(log, processes=processes, by_rule=by_rule, compiled=compiled)
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode(result), indent=2))
     else:

@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from pagetrail.kernels.abi import KernelInputError, SlabSpec, Storage
+from pagetrail.kernels.compiler import COMPILERS
 from pagetrail.kernels.cpu import CpuDevice
 from pagetrail.kernels.cuda import operations
 from pagetrail.kernels.cuda.arrays import PoolArray
 from pagetrail.kernels.device import PagePool
 from pagetrail.kernels.emulator.device import EmulatedDevice, describe
 from pagetrail.kernels.emulator.library import HostLauncher
-from pagetrail.kernels.native_build import COMPILERS
 
 pytestmark = pytest.mark.skipif(
     not any(map(shutil.which, COMPILERS)), reason="the emulator needs a C++ compiler"
