@@ -262,6 +262,7 @@ class ItemRun {
 
     // O[line] += sum over keys [a, b) of p[line][key] V[key], key by key, for lines of some rows.
     void weigh(int64_t span, int64_t a, int64_t b, int64_t row, int64_t count) {
+        if (a >= b) return;  // an empty range inside a pair would take in the weights of that pair
         const T* rows[TOKENS];
         for (int64_t j = a / TOGETHER * TOGETHER; j < b; j += TOKENS) {
             const int64_t n = std::min(TOKENS, (b - j + TOGETHER - 1) / TOGETHER * TOGETHER);

@@ -226,6 +226,21 @@ def test_a_nan_in_another_sequence_or_a_later_row_does_not_spread() -> None:
     np.testing.assert_array_equal(out[30].view(np.uint32), clean[30].view(np.uint32))
 
 
+@pytest.mark.parametrize("storage", list(Storage))
+@pytest.mark.parametrize("window", [1, 2, 3])
+def test_rows_that_share_no_key_take_nothing_from_earlier_steps(
+    device: StepDevice, storage: Storage, window: int
+) -> None:
+    case = Case(((17, 17),), group=1, window=window, storage=storage)
+    alone, _ = build(dataclasses.replace(case, cut=Cut(1)), device).run()
+    built = build(dataclasses.replace(case, cut=Cut(3)), device)
+    # Working memory is kept between calls: this one leaves NaN in it.
+    without_window = plan([SequenceRows(17, 17, built.batch.page_ids)], case.page_tokens)
+    dataclasses.replace(built, q=np.full_like(built.q, np.nan)).run(without_window)
+    together, _ = built.run()
+    np.testing.assert_array_equal(together.view(np.uint32), alone.view(np.uint32))
+
+
 def test_evicted_window_pages_need_no_entries(device: StepDevice) -> None:
     built = build(Case(((2, 100),), window=20), device)
     out, _ = built.run()
