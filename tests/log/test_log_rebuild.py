@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import random
 import shutil
+import signal
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -230,6 +233,34 @@ def test_a_copy_of_sealed_segments_alone_is_read_as_columns_and_no_frame_is_rebu
     monkeypatch.setattr(reader, "stretch_frames", None)
     with caught_up_replica(tmp_path, None) as replica:
         assert contents(replica) == expected
+
+
+def test_a_kill_at_any_point_of_a_rebuild_leaves_a_replica_that_is_whole_or_filled_again(
+    tmp_path: Path,
+) -> None:
+    log = tmp_path / "run"
+    write_log(log, 7, 40)
+    with fact_by_fact(log) as slow:
+        expected = contents(slow)
+    seal_log(log, files=UnsyncedFiles())
+
+    def rebuild(call: int, database: Path) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, Path(__file__).with_name("replica_child_killed.py")]
+        return subprocess.run(
+            [*command, str(call), log, database], stdout=subprocess.PIPE, text=True, check=False
+        )
+
+    calls = int(rebuild(0, tmp_path / "whole").stdout)
+    positions = set()
+    # The last calls are the commit, the checkpoint's end and the close; before lie many inserts.
+    for call in [3, 6, *range(8, calls - 4, calls // 3), *range(calls - 4, calls + 1)]:
+        database = tmp_path / f"killed-{call}"
+        assert rebuild(call, database).returncode == -signal.SIGKILL
+        with open_replica(database, LogChain(log)) as replica:
+            positions.add(replica.position)
+        with caught_up_replica(log, database) as replica:
+            assert contents(replica) == expected, call
+    assert positions == {0, len(expected["facts"])}
 
 
 def test_an_entity_that_is_there_twice_stops_the_apply(tmp_path: Path) -> None:
