@@ -161,9 +161,11 @@ def our_figures(dtype: str, mode: str, prompt: int, new: int) -> tuple[dict[str,
 
 
 def _prefill(model: EngineModel, tables: tuple[PageTable, ...], tokens: list[int]) -> int:
+    """The first token after a prompt. As in the engine, only its last tile wants logits."""
     for start in range(0, len(tokens), PREFILL_TILE):
         chunk = tokens[start : start + PREFILL_TILE]
-        logits = model.step([RowSpec(tables, start, chunk)])
+        wanted = 1 if start + len(chunk) == len(tokens) else 0
+        logits = model.step([RowSpec(tables, start, chunk, wanted)])
     return int(logits[0].argmax())
 
 

@@ -62,8 +62,8 @@ class Decoder:
         """Logits ``[len(batch.wanted), vocabulary]`` in the device's memory; ``pools`` are per page
         group. ``work`` holds intermediate rows that must outlive the step, as a captured one's."""
         x = self.embed(batch.tokens)
-        self.advance(x, batch.pages, pools, work)
-        return self.logits(x, batch.wanted, work)
+        x = self.advance(x, batch.pages, pools, work, batch.wanted)
+        return self.logits(x, work)
 
     @property
     def recordable(self) -> bool:
@@ -89,21 +89,31 @@ class Decoder:
         pages: Sequence[RaggedBatch],
         pools: Sequence[Sequence[PagePool]],
         work: Workspace | None = None,
-    ) -> None:
-        """All layers over hidden rows, in place; their K and V are in the pages afterwards."""
+        wanted: Int32s | None = None,
+    ) -> Floats:
+        """All layers over hidden rows, in place; their K and V are in the pages afterwards.
+
+        Returns the rows of x, or those in ``wanted`` in its order: then no other row goes through
+        the last feed-forward, on which no page depends.
+        """
         step = self._step(pages[0].positions, work)
+        last = len(self._weights.layers) - 1
         for layer, weights in enumerate(self._weights.layers):
             group, index = self._places[layer]
             self._attend(step, layer, weights, x, index, pools[group], pages[group])
-            self._feed_forward(step, layer, weights, x)
+            if layer == last and wanted is not None:
+                x = self._device.take(x, wanted)
+            if len(x):
+                self._feed_forward(step, layer, weights, x)
+        return x
 
-    def logits(self, x: Floats, wanted: Int32s, work: Workspace | None = None) -> Floats:
-        """Logits of some rows after the last layer."""
+    def logits(self, x: Floats, work: Workspace | None = None) -> Floats:
+        """Logits of rows after the last layer."""
         d, w = self._descriptor, self._weights
-        step = self._step(wanted, work)
-        last = step.norm("final", self._device.take(x, wanted), w.final_norm)
-        logits = self._device.empty(len(wanted), d.vocabulary)
-        self._device.linear(last, w.output, logits)
+        normed = (work or self._work).rows("final", len(x), d.hidden)
+        self._device.rms_norm(x, 1, w.final_norm, d.norm_plus, d.eps, normed)
+        logits = self._device.empty(len(x), d.vocabulary)
+        self._device.linear(normed, w.output, logits)
         if d.logit_cap:
             self._device.soft_cap(logits, d.logit_cap)
         return logits

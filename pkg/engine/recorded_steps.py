@@ -68,11 +68,15 @@ class RecordedSteps:
                 for name in _ARRAYS:
                     np.copyto(getattr(fixed, name), getattr(fresh, name))
             one.program.run()
-        return self._decoder.logits(x, batch.wanted)
+        return self._decoder.logits(self._device.take(x, batch.wanted))
 
     def _record(self, x: Floats, pages: tuple[RaggedBatch, ...]) -> _Recorded:
         """Run the layers over ``x`` and keep them."""
-        program = self._device.record(lambda: self._decoder.advance(x, pages, self._arena.pools))
+
+        def layers() -> None:
+            self._decoder.advance(x, pages, self._arena.pools)
+
+        program = self._device.record(layers)
         return _Recorded(program, x, pages)
 
 

@@ -96,6 +96,24 @@ def test_logits_have_the_same_bits_whatever_the_batch_the_chunks_the_pages_and_t
     assert [stream.out for stream in together] == solo
 
 
+def test_logits_of_some_rows_are_those_rows_of_all(
+    family: str, tiny_model: Callable[[str], Path]
+) -> None:
+    model = engine(tiny_model(family))
+    tokens, *_ = prompts(model)
+    want = all_logits(model, Stream(tables(model, 0, 24), list(tokens)), chunk=len(tokens))
+    poison_all(model)
+    for wanted in (0, 1, 3):  # of the last rows of each chunk: the pages are complete all the same
+        stream, at = Stream(tables(model, 0, 24, seed=wanted), list(tokens)), 0
+        while at < len(tokens):
+            spec = stream.rows(10, wanted=min(wanted, len(tokens) - at))
+            got = model.step([spec])
+            at = stream.processed = at + len(spec.tokens)
+            np.testing.assert_array_equal(
+                got.view(np.uint32), want[at - spec.wanted : at].view(np.uint32)
+            )
+
+
 def test_logits_have_the_same_bits_as_over_contiguous_keys_and_values(
     family: str, tiny_model: Callable[[str], Path]
 ) -> None:
