@@ -311,7 +311,8 @@ class ItemRun {
         for (int64_t panel = 0; panel < width_ / PANEL; panel += AT_ONCE)
             blocks_of<B>(weights_of(line) + (a - span), WEIGHTS, panels + panel * panel_step,
                          PANEL * B::GROUP, panel_step, std::min(AT_ONCE, width_ / PANEL - panel),
-                         steps, span_o_ + line * width_ + panel * PANEL, width_, of_head_, false);
+                         steps, span_o_ + line * width_ + panel * PANEL, width_, of_head_,
+                         Into::GO_ON);
     }
 
     const Attention& a_;

@@ -16,7 +16,7 @@ namespace pt {
 namespace {
 
 constexpr int64_t BLOCK_BYTES = 192 * 1024;  // rows of x kept near while the panels stream by
-constexpr int64_t DEPTH_NEAR = 512;          // steps of a panel that go over all rows at a time
+constexpr int64_t DEPTH_NEAR = 768;          // steps of a panel that go over all rows at a time
 
 // What packed panels of one storage are to the product.
 template <class B>
@@ -107,21 +107,22 @@ void few_rows(const LinearCall& l, const Panels<B>& w, Rows<B> x, int64_t row, i
     for (int64_t panel = first; panel < last; panel += NP) {
         const int64_t panels = std::min<int64_t>(NP, last - panel);
         panels_of<B, MR>(x.data, x.stride, w.at(panel), w.STRIDE, w.step(), panels, w.steps, c,
-                         NP * PANEL, true, w.at(panel));
+                         NP * PANEL, Into::FRESH, w.at(panel));
         finish(l, c, NP * PANEL, row, MR, panel, panels);
     }
 }
 
 // Many rows: a stretch of the depth of some panels stays near while all rows go over it; the sums
-// so far wait, as they are, in y where nothing is added to them, else in c. A sum that goes straight
-// to y is written while the next is under way; a whole block of them at the end would be waited for.
+// so far wait, as they are, in y where they may, else in c. A sum that goes straight to y is written
+// while the next is under way; a whole block of them at the end would be waited for.
 template <class B>
 void many_rows(const LinearCall& l, const Panels<B>& w, Rows<B> x, int64_t row, int64_t rows,
                int64_t first, int64_t last, float* c) {
     constexpr int NP = panels_beside<B>(B::ROWS);
     for (int64_t panel = first; panel < last; panel += NP) {
         const int64_t panels = std::min<int64_t>(NP, last - panel);
-        const bool straight = !l.bias && !l.add && (panel + panels) * PANEL <= l.outputs;
+        const bool straight = !l.bias && (!l.add || w.steps <= DEPTH_NEAR) &&
+                              (panel + panels) * PANEL <= l.outputs;
         float* sums = straight ? l.y + row * l.ldy + panel * PANEL : c;
         const int64_t lds = straight ? l.ldy : NP * PANEL;
         for (int64_t k = 0; k < w.steps; k += DEPTH_NEAR) {
@@ -129,8 +130,11 @@ void many_rows(const LinearCall& l, const Panels<B>& w, Rows<B> x, int64_t row, 
             const typename B::T* next = k + DEPTH_NEAR < w.steps ? here + DEPTH_NEAR * w.STRIDE
                                         : panel + NP < last      ? w.at(panel + NP)
                                                                  : nullptr;
+            const Into into = k > 0                ? Into::GO_ON
+                              : straight && l.add ? Into::ADD
+                                                  : Into::FRESH;
             blocks_of<B>(x.data + k * B::GROUP, x.stride, here, w.STRIDE, w.step(), panels,
-                         std::min(DEPTH_NEAR, w.steps - k), sums, lds, rows, k == 0, next);
+                         std::min(DEPTH_NEAR, w.steps - k), sums, lds, rows, into, next);
         }
         if (!straight) finish(l, c, NP * PANEL, row, rows, panel, panels);
     }

@@ -38,17 +38,21 @@ constexpr int panels_beside(int rows) {
     return std::max(1, std::min(B::SUMS / rows, WIDE_REGISTERS >= 32 ? 8 : 4));
 }
 
+// What becomes of c: the sums, the sums going on from it, or it with the sums added.
+enum class Into { FRESH, GO_ON, ADD };
+
 // a: row m at a + m * lda, contiguous.  b: panel p, step k at b + p * panel_step + k * ldb.
-// c: row m at c + m * ldc; panel p at c + p * PANEL. `fresh` starts from zero instead of from c.
+// c: row m at c + m * ldc; panel p at c + p * PANEL.
 // ahead: a panel that will be read soon; each step asks the memory for a step of it.
 template <class B, int MR, int NP>
 inline void product(const typename B::Row* a, int64_t lda, const typename B::T* b, int64_t ldb,
-                    int64_t panel_step, int64_t steps, float* c, int64_t ldc, bool fresh,
+                    int64_t panel_step, int64_t steps, float* c, int64_t ldc, Into into,
                     const typename B::T* ahead) {
     Wide sum[MR][NP];
     for (int m = 0; m < MR; m++)
         for (int p = 0; p < NP; p++)
-            sum[m][p] = fresh ? wide_set1(0.0f) : wide_load(c + m * ldc + p * PANEL);
+            sum[m][p] =
+                into == Into::GO_ON ? wide_load(c + m * ldc + p * PANEL) : wide_set1(0.0f);
     for (int64_t k = 0; k < steps; k++) {
         __builtin_prefetch(ahead + k * ldb, 0, 2);
         typename B::Column w[NP];
@@ -59,33 +63,36 @@ inline void product(const typename B::Row* a, int64_t lda, const typename B::T* 
         }
     }
     for (int m = 0; m < MR; m++)
-        for (int p = 0; p < NP; p++) wide_store(c + m * ldc + p * PANEL, sum[m][p]);
+        for (int p = 0; p < NP; p++) {
+            float* to = c + m * ldc + p * PANEL;
+            wide_store(to, into == Into::ADD ? wide_add(wide_load(to), sum[m][p]) : sum[m][p]);
+        }
 }
 
 // MR rows against any number of panels.
 template <class B, int MR>
 inline void panels_of(const typename B::Row* a, int64_t lda, const typename B::T* b, int64_t ldb,
                       int64_t panel_step, int64_t panels, int64_t steps, float* c, int64_t ldc,
-                      bool fresh, const typename B::T* ahead) {
+                      Into into, const typename B::T* ahead) {
     constexpr int NP = panels_beside<B>(MR);
     int64_t p = 0;
     for (; p + NP <= panels; p += NP)
         product<B, MR, NP>(a, lda, b + p * panel_step, ldb, panel_step, steps, c + p * PANEL, ldc,
-                           fresh, ahead);
+                           into, ahead);
     for (; p < panels; p++)
         product<B, MR, 1>(a, lda, b + p * panel_step, ldb, panel_step, steps, c + p * PANEL, ldc,
-                          fresh, ahead);
+                          into, ahead);
 }
 
 // At most ROWS rows: the block that has just as many.
 template <class B, int MR = B::ROWS>
 inline void block_of(int64_t rows, const typename B::Row* a, int64_t lda, const typename B::T* b,
                      int64_t ldb, int64_t panel_step, int64_t panels, int64_t steps, float* c,
-                     int64_t ldc, bool fresh, const typename B::T* ahead) {
+                     int64_t ldc, Into into, const typename B::T* ahead) {
     if (rows == MR)
-        panels_of<B, MR>(a, lda, b, ldb, panel_step, panels, steps, c, ldc, fresh, ahead);
+        panels_of<B, MR>(a, lda, b, ldb, panel_step, panels, steps, c, ldc, into, ahead);
     else if constexpr (MR > 1)
-        block_of<B, MR - 1>(rows, a, lda, b, ldb, panel_step, panels, steps, c, ldc, fresh, ahead);
+        block_of<B, MR - 1>(rows, a, lda, b, ldb, panel_step, panels, steps, c, ldc, into, ahead);
 }
 
 // Any number of rows, in blocks as even as can be. The first block brings b near; the ones after it
@@ -93,13 +100,13 @@ inline void block_of(int64_t rows, const typename B::Row* a, int64_t lda, const 
 template <class B>
 inline void blocks_of(const typename B::Row* a, int64_t lda, const typename B::T* b, int64_t ldb,
                       int64_t panel_step, int64_t panels, int64_t steps, float* c, int64_t ldc,
-                      int64_t rows, bool fresh, const typename B::T* next = nullptr) {
+                      int64_t rows, Into into, const typename B::T* next = nullptr) {
     int64_t blocks = (rows + B::ROWS - 1) / B::ROWS, asked = -1;
     for (int64_t row = 0; blocks > 0; blocks--, asked++) {
         const int64_t now = (rows - row + blocks - 1) / blocks;
         const bool asks = next && asked >= 0 && asked < panels;
         block_of<B>(now, a + row * lda, lda, b, ldb, panel_step, panels, steps, c + row * ldc, ldc,
-                    fresh, asks ? next + asked * panel_step : b);
+                    into, asks ? next + asked * panel_step : b);
         row += now;
     }
 }

@@ -17,6 +17,7 @@ struct Wide {
 inline Wide wide_set1(float x) { return {set16(x)}; }
 inline Wide wide_load(const float* p) { return {load16(p)}; }
 inline void wide_store(float* p, Wide x) { store16(p, x.all); }
+inline Wide wide_add(Wide a, Wide b) { return {a.all + b.all}; }
 inline Wide wide_fma(Wide a, Wide b, Wide c) { return {fma16(a.all, b.all, c.all)}; }
 
 template <class S>
@@ -38,6 +39,7 @@ inline void wide_store(float* p, Wide x) {
     store8(p, x.low);
     store8(p + LANES, x.high);
 }
+inline Wide wide_add(Wide a, Wide b) { return {a.low + b.low, a.high + b.high}; }
 inline Wide wide_fma(Wide a, Wide b, Wide c) {
     return {fma8(a.low, b.low, c.low), fma8(a.high, b.high, c.high)};
 }
