@@ -4,9 +4,9 @@
 // score are eight registers, added up in the tree of sum_lanes without moving a lane. The order of
 // every sum is that of lines.h, and so are the bits.
 
-// Included by lines.h.
-
 #pragma once
+
+#include <algorithm>
 
 #include "product.h"
 #include "steps.h"
@@ -92,6 +92,10 @@ inline void lay_tile(const float* q, int64_t first_width, int64_t second_width, 
                  to + line * query_floats<S>(first_width, second_width));
 }
 
+// What holds a column, for asm: clang takes no struct there.
+inline v16& register_of(Wide& column) { return column.all; }
+inline __m512i& register_of(__m512i& column) { return column; }
+
 // M lines, q as lay_tile leaves it, against a panel of sixteen keys of which the first `count` count.
 template <class B, int M>
 [[gnu::noinline]] void score_panel(const float* query, int64_t ldq, const float* panel, int64_t steps,
@@ -107,7 +111,7 @@ template <class B, int M>
 #pragma GCC unroll 8
         for (int l = 0; l < LANES; l++) {
             typename B::Column k = B::column(keys + l * PANEL * B::GROUP);
-            asm("" : "+v"(k));  // loaded once for all lines
+            asm("" : "+v"(register_of(k)));  // loaded once for all lines
 #pragma GCC unroll 8
             for (int m = 0; m < M; m++)
                 sums[m * LANES + l] =
