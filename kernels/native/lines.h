@@ -15,7 +15,13 @@
 #include <algorithm>
 
 #include "ahead.h"
+#include "product.h"
 #include "steps.h"
+
+#ifdef __AVX512F__
+#include "lines_16.h"
+#include "tile_16.h"
+#endif
 
 namespace pt {
 
@@ -57,20 +63,8 @@ struct ValuePanels<BF16> {
 };
 #endif
 
-// The first n of eight elements, zeros after them.
-template <class S>
-inline v8 widen_first(const typename S::T* p, int64_t n) {
-    v8 x = set1(0.0f);
-    for (int64_t i = 0; i < n; i++) x[i] = S::load(p[i]);
-    return x;
-}
+#ifndef __AVX512F__
 
-#ifdef __AVX512F__
-}  // namespace pt
-#include "lines_16.h"
-#include "tile_16.h"
-namespace pt {
-#else
 // One step of eight sums: a key's elements, and what they do to the sum.
 template <class S>
 struct Step8 {
@@ -211,6 +205,14 @@ inline void score_tile(const Keys<S>& keys, int64_t count, const float* q, int64
     score_lines(Keys<F32>{first, second, steps_of<S>(keys.first_width) * STEP,
                           steps_of<S>(keys.second_width) * STEP},
                 count, q, lines, out, ldo, nothing);
+}
+
+// The first n of eight elements, zeros after them.
+template <class S>
+inline v8 widen_first(const typename S::T* p, int64_t n) {
+    v8 x = set1(0.0f);
+    for (int64_t i = 0; i < n; i++) x[i] = S::load(p[i]);
+    return x;
 }
 
 template <class S, int L, int N>

@@ -4,10 +4,11 @@
 // A score is eight sums side by side, so a register holds those of two keys, one in each half. A
 // weighted sum is one lane for every column, so there a register is sixteen columns.
 
-// Included by lines.h.
-
 #pragma once
 
+#include <algorithm>
+
+#include "ahead.h"
 #include "steps.h"
 
 namespace pt {

@@ -70,7 +70,8 @@ inline __m256i raw_two_first(const uint16_t* a, const uint16_t* b, int64_t n) {
 #endif
 
 // One struct per storage type: `T` is the stored type, load8 widens and store8 narrows eight; with
-// registers of sixteen, load16 widens sixteen of one row and load_two eight of each of two rows.
+// registers of sixteen, load16 widens sixteen of one row and load_two eight of each of two rows
+// (bf16 goes by pairs there: lines_16.h).
 struct F32 {
     typedef float T;
     static v8 load8(const float* p) { return pt::load8(p); }
@@ -145,10 +146,6 @@ struct BF16 {
     }
     static v16 load16(const uint16_t* p) { return widen16(raw16(p)); }
     static v16 load16_first(const uint16_t* p, int64_t n) { return widen16(raw16_first(p, n)); }
-    static v16 load_two(const uint16_t* a, const uint16_t* b) { return widen16(raw_two(a, b)); }
-    static v16 load_two_first(const uint16_t* a, const uint16_t* b, int64_t n) {
-        return widen16(raw_two_first(a, b, n));
-    }
 #endif
     static uint16_t narrow(float x) { return float_to_bfloat(x); }
 };

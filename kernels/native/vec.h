@@ -62,22 +62,11 @@ inline v16 fma16(v16 a, v16 b, v16 c) { return _mm512_fmadd_ps(a, b, c); }
 inline v16 twice8(const float* p) { return _mm512_broadcast_f32x8(_mm256_loadu_ps(p)); }
 inline v8 low8(v16 x) { return _mm512_castps512_ps256(x); }
 inline v8 high8(v16 x) { return _mm512_extractf32x8_ps(x, 1); }
-inline v16 fused(v16 a, v16 b, v16 c) { return fma16(a, b, c); }
 #endif
-inline v8 fused(v8 a, v8 b, v8 c) { return fma8(a, b, c); }
 
-// x in every lane of a vector of type V.
-template <class V>
-inline V all(float x) {
-    V vector;
-    for (size_t i = 0; i < sizeof(V) / sizeof(float); i++) vector[i] = x;
-    return vector;
-}
-
-template <class V, class I>
-inline V select(I mask, V yes, V no) {
-    return reinterpret_cast<V>((mask & reinterpret_cast<I>(yes)) |
-                               (~mask & reinterpret_cast<I>(no)));
+inline v8 select(v8i mask, v8 yes, v8 no) {
+    return reinterpret_cast<v8>((mask & reinterpret_cast<v8i>(yes)) |
+                                (~mask & reinterpret_cast<v8i>(no)));
 }
 inline v8 max8(v8 a, v8 b) { return select(a > b, a, b); }
 
@@ -111,21 +100,19 @@ inline float max_of(const float* p, int64_t n) {
 // for -inf the result is 0; NaN stays NaN. Exact for integers, so 2^0 is 1.
 constexpr float EXP2_TERMS[8] = {1.5252734e-05f, 1.5403530e-04f, 1.3333558e-03f, 9.6181291e-03f,
                                  5.5504109e-02f, 2.4022651e-01f, 6.9314718e-01f, 1.0f};
-template <class V, class I>
-inline V exp2_of(V x) {
-    const V shift = all<V>(12582912.0f), zero = all<V>(0.0f);
-    const I tiny = x < all<V>(-126.0f);
-    V inside = select(tiny, zero, x);
-    inside = select(inside > all<V>(127.0f), all<V>(127.0f), inside);
-    const V biased = inside + shift;
-    const V f = inside - (biased - shift);
-    V p = all<V>(EXP2_TERMS[0]);
-    for (int i = 1; i < 8; i++) p = fused(p, f, all<V>(EXP2_TERMS[i]));
-    const V scaled =
-        reinterpret_cast<V>(reinterpret_cast<I>(p) + (reinterpret_cast<I>(biased) << 23));
+inline v8 exp2_8(v8 x) {
+    const v8 shift = set1(12582912.0f), zero = set1(0.0f);
+    const v8i tiny = x < set1(-126.0f);
+    v8 inside = select(tiny, zero, x);
+    inside = select(inside > set1(127.0f), set1(127.0f), inside);
+    const v8 biased = inside + shift;
+    const v8 f = inside - (biased - shift);
+    v8 p = set1(EXP2_TERMS[0]);
+    for (int i = 1; i < 8; i++) p = fma8(p, f, set1(EXP2_TERMS[i]));
+    const v8 scaled =
+        reinterpret_cast<v8>(reinterpret_cast<v8i>(p) + (reinterpret_cast<v8i>(biased) << 23));
     return select(x == x, select(tiny, zero, scaled), x);
 }
-inline v8 exp2_8(v8 x) { return exp2_of<v8, v8i>(x); }
 #ifdef __AVX512F__
 // The same of an x that is not above 0 (or NaN): nothing to clamp, and 2^n is put in by one operation.
 inline v16 exp2_16(v16 x) {
@@ -160,25 +147,6 @@ inline v8 exp_8(v8 x) {
     const v8 scaled = reinterpret_cast<v8>(reinterpret_cast<v8i>(p) + bits);
     const v8 finite = select(tiny, set1(0.0f), scaled);
     return select(x == x, finite, x);
-}
-
-// rows[0..7] of 8 floats -> columns, in place.
-inline void transpose8(v8 r[8]) {
-    v8 t[8], u[8];
-    for (int i = 0; i < 8; i += 2) {
-        t[i] = __builtin_shufflevector(r[i], r[i + 1], 0, 8, 1, 9, 4, 12, 5, 13);
-        t[i + 1] = __builtin_shufflevector(r[i], r[i + 1], 2, 10, 3, 11, 6, 14, 7, 15);
-    }
-    for (int i = 0; i < 8; i += 4) {
-        u[i] = __builtin_shufflevector(t[i], t[i + 2], 0, 1, 8, 9, 4, 5, 12, 13);
-        u[i + 1] = __builtin_shufflevector(t[i], t[i + 2], 2, 3, 10, 11, 6, 7, 14, 15);
-        u[i + 2] = __builtin_shufflevector(t[i + 1], t[i + 3], 0, 1, 8, 9, 4, 5, 12, 13);
-        u[i + 3] = __builtin_shufflevector(t[i + 1], t[i + 3], 2, 3, 10, 11, 6, 7, 14, 15);
-    }
-    for (int i = 0; i < 4; i++) {
-        r[i] = __builtin_shufflevector(u[i], u[i + 4], 0, 1, 2, 3, 8, 9, 10, 11);
-        r[i + 4] = __builtin_shufflevector(u[i], u[i + 4], 4, 5, 6, 7, 12, 13, 14, 15);
-    }
 }
 
 }  // namespace pt
