@@ -212,18 +212,41 @@ def test_values_of_one_give_one_and_equal_scores_give_the_mean(device: StepDevic
     np.testing.assert_allclose(out, 1.0, rtol=1e-5)
 
 
-def test_a_nan_in_another_sequence_or_a_later_row_does_not_spread() -> None:
+@pytest.mark.parametrize("storage", list(Storage))
+@pytest.mark.parametrize("position", [24, 25])  # the first and the second of a pair of keys
+@pytest.mark.parametrize("cut", [Cut(), Cut(2)])  # many lines, and few
+def test_a_nan_in_another_sequence_or_a_later_row_does_not_spread(
+    storage: Storage, position: int, cut: Cut
+) -> None:
     device = CpuDevice(1)
-    built = build(Case(((30, 30), (1, 20))), device)
+    built = build(Case(((30, 30), (1, 20)), storage=storage, cut=cut), device)
     clean, _ = built.run()
     table = built.batch.page_ids
-    position = 25
+    nan = 0x7FC0 if storage is Storage.BF16 else np.nan
     for pool in (built.keys, built.values):
-        pool.array[0, table[position // 16], position % 16] = np.nan
+        pool.array[0, table[position // 16], position % 16] = nan
     out, _ = built.run()
     np.testing.assert_array_equal(out[:position].view(np.uint32), clean[:position].view(np.uint32))
     assert np.isnan(out[position:30]).all()
     np.testing.assert_array_equal(out[30].view(np.uint32), clean[30].view(np.uint32))
+
+
+@pytest.mark.parametrize("position", [78, 79])
+@pytest.mark.parametrize("storage", list(Storage))
+def test_a_nan_before_a_window_reaches_only_the_rows_that_see_it(
+    storage: Storage, position: int
+) -> None:
+    device = CpuDevice(1)
+    for cut in (Cut(), Cut(2)):
+        built = build(Case(((30, 110),), window=20, storage=storage, cut=cut), device)
+        clean, _ = built.run()
+        nan = 0x7FC0 if storage is Storage.BF16 else np.nan
+        for pool in (built.keys, built.values):
+            pool.array[0, built.batch.page_ids[position // 16], position % 16] = nan
+        out, _ = built.run()
+        seeing = position + 20 - 80  # rows stand at 80 and on; as many see the position
+        assert np.isnan(out[:seeing]).all()
+        np.testing.assert_array_equal(out[seeing:].view(np.uint32), clean[seeing:].view(np.uint32))
 
 
 @pytest.mark.parametrize("storage", list(Storage))

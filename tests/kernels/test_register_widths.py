@@ -61,15 +61,18 @@ def test_attention_of_widths_that_fill_no_register(
         same(wide_lse, lse, case)
 
 
+@pytest.mark.parametrize("storage", list(Storage))
 @pytest.mark.parametrize("rotary_width", [16, 20])
-def test_attention_of_two_key_slabs(both: tuple[CpuDevice, CpuDevice], rotary_width: int) -> None:
+def test_attention_of_two_key_slabs(
+    both: tuple[CpuDevice, CpuDevice], rotary_width: int, storage: Storage
+) -> None:
     outs = []
     for device in both:
         rng = np.random.default_rng(0)
         slots = np.arange(300, dtype=np.int64)
         pools = []
         for name, width in (("latent", 60), ("rotary", rotary_width)):
-            pool = device.allocate(SlabSpec(name, 1, 1, width, Storage.F16), 20, 16)
+            pool = device.allocate(SlabSpec(name, 1, 1, width, storage), 20, 16)
             device.append(pool, 0, rng.standard_normal((300, width), dtype=np.float32), slots)
             pools.append(pool)
         for q_rows in (1, 5):
