@@ -56,9 +56,7 @@ template <>
 struct ValuePanels<BF16> {
     typedef Pairs Product;
     static void lay(const uint16_t* const* rows, int64_t i, int64_t n, uint16_t* to) {
-        const __m256i even = raw16_first(rows[0] + i, n), odd = raw16_first(rows[1] + i, n);
-        _mm512_storeu_si512(to, _mm512_or_si512(_mm512_cvtepu16_epi32(even),
-                                                _mm512_slli_epi32(_mm512_cvtepu16_epi32(odd), 16)));
+        _mm512_storeu_si512(to, Weigh16<BF16>::first(rows, i, n));
     }
 };
 #endif
