@@ -272,7 +272,7 @@ class ItemRun {
                 ahead = next < b ? ahead_of(&a_.values, 1, next)
                                  : ahead_of(a_.keys, a_.key_slabs, span + SPAN);
             for (int64_t k = 0; k < n; k++)
-                rows[Steps<S>::slot(k)] = value_row(j + k, a, b, 0);
+                rows[Steps<S>::slot(k)] = value_row(j + k, a, b);
             for (int64_t h = 0; h < heads_; h++) {
                 const int64_t line = h * of_head_ + row * group_;
                 const Weight* weights = weights_of(line) + (j - span);
@@ -288,9 +288,9 @@ class ItemRun {
 
     // Zeros as the pages hold them, a row of them.
     const T* zero_row() const { return reinterpret_cast<const T*>(zeros_); }
-    // Key [a, b)'s values; beside them lies the partner of the first or the last, which isn't seen.
-    const T* value_row(int64_t j, int64_t a, int64_t b, int64_t head) const {
-        return j >= a && j < b ? row_at(a_.values, j, head) : zero_row();
+    // Values of keys [a, b); beside them lies the partner of the first or the last, which is not seen.
+    const T* value_row(int64_t j, int64_t a, int64_t b) const {
+        return j >= a && j < b ? row_at(a_.values, j) : zero_row();
     }
 
     // The same for all lines of a head: values as panels of sixteen columns, then a product.

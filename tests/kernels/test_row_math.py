@@ -71,7 +71,7 @@ def fused_in_order(x: np.ndarray, weight: np.ndarray, storage: Storage) -> np.nd
 
 
 @pytest.mark.parametrize("storage", [Storage.F32, Storage.BF16])
-@pytest.mark.parametrize("depth", [1, 7, 64, 1031])
+@pytest.mark.parametrize("depth", [1, 7, 64, 1031, 1700])
 def test_a_product_is_the_sum_in_the_order_written_down(
     device: StepDevice, storage: Storage, depth: int
 ) -> None:
@@ -87,8 +87,13 @@ def test_a_product_is_the_sum_in_the_order_written_down(
         for shape in ((37, depth), (50, depth))
     )
     out = np.empty((37, 50), np.float32)
-    device.linear(x, device.pack(weight, storage), out)
-    np.testing.assert_array_equal(bits(out), bits(fused_in_order(x, weight, storage)))
+    packed, want = device.pack(weight, storage), fused_in_order(x, weight, storage)
+    device.linear(x, packed, out)
+    np.testing.assert_array_equal(bits(out), bits(want))
+    before = out[::-1].copy()
+    np.copyto(out, before)
+    device.linear(x, packed, out, add=True)  # one rounding more, whatever the depth
+    np.testing.assert_array_equal(bits(out), bits(before + want))
 
 
 @settings(max_examples=40, deadline=None)
@@ -96,20 +101,21 @@ def test_a_product_is_the_sum_in_the_order_written_down(
     count=st.integers(1, 70),
     start=st.integers(0, 40),
     outputs=st.sampled_from([16, 40, 96, 200]),
-    depth=st.sampled_from([5, 64, 700]),
+    depth=st.sampled_from([5, 64, 700, 1700]),
     storage=st.sampled_from(list(Storage)),
+    add=st.booleans(),
 )
 def test_a_rows_product_has_the_same_bits_at_any_number_of_rows_and_threads(
-    count: int, start: int, outputs: int, depth: int, storage: Storage
+    count: int, start: int, outputs: int, depth: int, storage: Storage, add: bool
 ) -> None:
     one, two = CpuDevice(1), CpuDevice(2)
-    x = rows(5, 111, depth)
+    x, before = rows(5, 111, depth), rows(6, 111, outputs)
     packed = one.pack(rows(4, outputs, depth), storage)
-    everything = np.empty((111, outputs), np.float32)
-    one.linear(x, packed, everything)
+    everything = before.copy()
+    one.linear(x, packed, everything, add=add)
     for device in (one, two):
-        part = np.empty((count, outputs), np.float32)
-        device.linear(x[start : start + count], packed, part)
+        part = before[start : start + count].copy()
+        device.linear(x[start : start + count], packed, part, add=add)
         np.testing.assert_array_equal(bits(part), bits(everything[start : start + count]))
 
 
