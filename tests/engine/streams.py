@@ -89,10 +89,10 @@ def greedy(
     return streams
 
 
-def generated(oracle: Any, prompt: list[int], new: int) -> list[int]:
-    """The tokens that transformers' own ``generate`` continues a prompt with."""
+def generate(oracle: Any, prompt: list[int], new: int, **options: bool) -> Any:
+    """What transformers' own ``generate`` answers: greedy, no end before ``new`` tokens."""
     with torch.inference_mode():
-        out = oracle.generate(
+        return oracle.generate(
             torch.tensor([prompt]),
             attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
             max_new_tokens=new,
@@ -100,6 +100,11 @@ def generated(oracle: Any, prompt: list[int], new: int) -> list[int]:
             do_sample=False,
             eos_token_id=None,
             pad_token_id=2,
+            **options,
         )
-    found: list[int] = out[0, len(prompt) :].tolist()
+
+
+def generated(oracle: Any, prompt: list[int], new: int) -> list[int]:
+    """The tokens that transformers' own ``generate`` continues a prompt with."""
+    found: list[int] = generate(oracle, prompt, new)[0, len(prompt) :].tolist()
     return found

@@ -19,8 +19,8 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
-import torch
 from serving import Oracle, completion, prompt_tokens, wait_until_settled
+from streams import generate
 
 from pagetrail.catalog.facts import KINDS, Role, decode_body
 from pagetrail.catalog.identity import content_id, salted_root
@@ -56,18 +56,7 @@ class Wanted:
 
 
 def wanted(oracle: Oracle, prompt: list[int], new: int) -> Wanted:
-    with torch.inference_mode():
-        out = oracle.model.generate(
-            torch.tensor([prompt]),
-            attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
-            max_new_tokens=new,
-            min_new_tokens=new,
-            do_sample=False,
-            eos_token_id=None,
-            pad_token_id=0,
-            output_logits=True,
-            return_dict_in_generate=True,
-        )
+    out = generate(oracle.model, prompt, new, output_logits=True, return_dict_in_generate=True)
     gaps = [float(-step[0].topk(2).values.diff()) for step in out.logits]
     return Wanted(prompt, [int(token) for token in out.sequences[0, len(prompt) :]], min(gaps))
 
