@@ -148,7 +148,7 @@ class ItemRun {
     void run_span(int64_t span) {
         const int64_t from = std::max(lo_, span), to = std::min(hi_, span + SPAN);
         if (from >= to) return;
-        score(span, from, to);
+        direct() ? score(span, from, to) : score_tiles(span, from, to);
         for (int64_t line = 0; line < lines_; line++)
             soften(span, from, to, line / group_ % rows_, line);
         std::fill(span_o_, span_o_ + lines_ * width_, 0.0f);
@@ -185,23 +185,47 @@ class ItemRun {
             const int64_t next = j + TOKENS;
             Ahead ahead = next < to ? ahead_of(a_.keys, a_.key_slabs, next)
                                     : ahead_of(&a_.values, 1, from);
-            for (int64_t k = 0; k < TOKENS; k++) {
-                first[k] = k < n ? row_at(a_.keys[0], j + k) : first[k - 1];
-                if (a_.key_slabs > 1)
-                    second[k] = k < n ? row_at(a_.keys[1], j + k) : second[k - 1];
-            }
+            key_rows(j, n, first, second);
             for (int64_t h = 0; h < heads_; h++) {
-                const Keys<S> keys{first, second, first_width(), second_width()};
-                const float* q = q_ + h * of_head_ * query_;
-                float* scores = scores_ + h * of_head_ * SPAN + (j - span);
-                if (direct())
-                    score_lines(keys, n, q, of_head_, scores, SPAN, ahead);
-                else
-                    score_tile(keys, n, q, of_head_, scores, SPAN, tile_);
-                for (int64_t k = 0; k < TOKENS; k++) first[k] += a_.keys[0].head_stride;
-                for (int64_t k = 0; a_.key_slabs > 1 && k < TOKENS; k++)
-                    second[k] += a_.keys[1].head_stride;
+                score_lines(Keys<S>{first, second, first_width(), second_width()}, n,
+                            q_ + h * of_head_ * query_, of_head_,
+                            scores_ + h * of_head_ * SPAN + (j - span), SPAN, ahead);
+                next_head(first, second);
             }
+        }
+    }
+
+    // The same for many lines. Rows that see none of a block's keys are left out of it.
+    void score_tiles(int64_t span, int64_t from, int64_t to) {
+        const T *first[TOKENS], *second[TOKENS];
+        for (int64_t j = from; j < to; j += TOKENS) {
+            const int64_t n = std::min(TOKENS, to - j);
+            int64_t begin = 0, end = rows_;
+            while (begin < end && high(begin) <= j) begin++;
+            while (begin < end && low(end - 1) >= j + n) end--;
+            if (begin == end) continue;
+            key_rows(j, n, first, second);
+            for (int64_t h = 0; h < heads_; h++) {
+                const int64_t line = h * of_head_ + begin * group_;
+                score_tile(Keys<S>{first, second, first_width(), second_width()}, n,
+                           q_ + line * query_, (end - begin) * group_,
+                           scores_ + line * SPAN + (j - span), SPAN, tile_);
+                next_head(first, second);
+            }
+        }
+    }
+
+    // Where the keys of a block of n tokens from j on lie; past the last, the last one again.
+    void key_rows(int64_t j, int64_t n, const T** first, const T** second) const {
+        for (int64_t k = 0; k < TOKENS; k++) {
+            first[k] = k < n ? row_at(a_.keys[0], j + k) : first[k - 1];
+            if (a_.key_slabs > 1) second[k] = k < n ? row_at(a_.keys[1], j + k) : second[k - 1];
+        }
+    }
+    void next_head(const T** first, const T** second) const {
+        for (int64_t k = 0; k < TOKENS; k++) {
+            first[k] += a_.keys[0].head_stride;
+            if (a_.key_slabs > 1) second[k] += a_.keys[1].head_stride;
         }
     }
 

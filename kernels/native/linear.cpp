@@ -94,8 +94,8 @@ Rows<B> read_rows(const LinearCall& l, int64_t row, int64_t rows, float* room) {
     }
 }
 
-// At most a block of rows: panels straight through, as many side by side as sums fit registers.
-template <class B, int MR = B::ROWS>
+// At most FEW rows: panels straight through, as many side by side as sums fit registers.
+template <class B, int MR = B::FEW>
 void few_rows(const LinearCall& l, const Panels<B>& w, Rows<B> x, int64_t row, int64_t rows,
               int64_t first, int64_t last) {
     if (rows != MR) {
@@ -145,27 +145,29 @@ void linear(const LinearCall& l, Pool* pool) {
     const Panels<B> w(l.weight, l.depth);
     const int64_t panels = (l.outputs + PANEL - 1) / PANEL;
     int64_t near = BLOCK_BYTES / int64_t(sizeof(typename B::Row)) / std::max<int64_t>(l.depth, 1);
-    near = std::max<int64_t>(B::ROWS, near / B::ROWS * B::ROWS);
+    near = std::max<int64_t>(B::FEW, near / B::ROWS * B::ROWS);
     const int64_t row_blocks = (l.rows + near - 1) / near;
+    const int64_t groups = (l.rows + B::ROWS - 1) / B::ROWS;  // cut nowhere
     // Enough tasks to even out, few enough that taking one costs nothing beside its work.
     const int64_t wanted = pool->threads() == 1 ? 1 : int64_t(pool->threads()) * 4;
     const int64_t cuts = std::min<int64_t>(std::max<int64_t>(1, panels / 4), wanted);
     // Of many rows whole sets of panels: one panel alone would wait for its rows.
-    const int64_t beside = l.rows > B::ROWS ? panels_beside<B>(B::ROWS) : 1;
+    const int64_t beside = l.rows > B::FEW ? panels_beside<B>(B::ROWS) : 1;
     const int64_t sets = (panels + beside - 1) / beside;
     pool->run(row_blocks * cuts, [&](int64_t task, int thread) {
         const int64_t block = task / cuts, cut = task % cuts;
-        const int64_t row = l.rows * block / row_blocks;
-        const int64_t rows = l.rows * (block + 1) / row_blocks - row;
+        const int64_t row = groups * block / row_blocks * B::ROWS;
+        const int64_t end = groups * (block + 1) / row_blocks * B::ROWS;
+        const int64_t rows = std::min(l.rows, end) - row;
         const int64_t first = sets * cut / cuts * beside;
         const int64_t last = std::min(panels, sets * (cut + 1) / cuts * beside);
-        const int64_t sums = rows > B::ROWS ? rows * beside * PANEL : 0;
+        const int64_t sums = rows > B::FEW ? rows * beside * PANEL : 0;
         std::vector<float>& scratch = pool->scratch(thread);
         const size_t room = size_t(sums + rows * whole_lanes(l.depth));
         if (scratch.size() < room) scratch.resize(room);
         float* c = scratch.data();
         const Rows<B> x = read_rows<B>(l, row, rows, c + sums);
-        if (rows <= B::ROWS)
+        if (rows <= B::FEW)
             few_rows<B>(l, w, x, row, rows, first, last);
         else
             many_rows<B>(l, w, x, row, rows, first, last, c);

@@ -17,7 +17,7 @@ namespace pt {
 struct Pairs {
     typedef uint16_t Row, T;
     typedef __m512i Value, Column;
-    static constexpr int GROUP = 2, SUMS = 28, ROWS = 14;
+    static constexpr int GROUP = 2, SUMS = 28, FEW = 14, ROWS = 6;
     static Value value(const uint16_t* a) {
         int32_t pair;
         std::memcpy(&pair, a, sizeof pair);
@@ -45,7 +45,8 @@ struct Pairs {
     typedef Value Column;
     static constexpr int GROUP = 2;
     static constexpr int SUMS = WIDE_REGISTERS >= 32 ? 20 : 4;
-    static constexpr int ROWS = WIDE_REGISTERS >= 32 ? 10 : 4;
+    static constexpr int FEW = WIDE_REGISTERS >= 32 ? 10 : 4;
+    static constexpr int ROWS = WIDE_REGISTERS >= 32 ? 5 : 4;
     static Value value(const float* a) { return {wide_set1(a[0]), wide_set1(a[1])}; }
     static Column column(const uint16_t* b) { return {low_halves(b), high_halves(b)}; }
     static Wide step(const Value& x, const Column& w, Wide sum) {

@@ -26,7 +26,8 @@ struct Plain {
     typedef Wide Value, Column;
     static constexpr int GROUP = 1;   // elements of depth that one step takes
     static constexpr int SUMS = WIDE_REGISTERS >= 32 ? 28 : 6;  // registers left beside operands
-    static constexpr int ROWS = WIDE_REGISTERS >= 32 ? 14 : 6;
+    static constexpr int FEW = WIDE_REGISTERS >= 32 ? 14 : 6;   // rows that one block takes alone
+    static constexpr int ROWS = 6;                              // rows of a block among many
     static Value value(const float* a) { return wide_set1(*a); }
     static Column column(const T* b) { return wide_widen<S>(b); }
     static Wide step(Value x, Column w, Wide sum) { return wide_fma(x, w, sum); }

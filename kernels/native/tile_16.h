@@ -13,8 +13,8 @@
 
 namespace pt {
 
-// How many lines go over a panel of keys together: eight sums each.
-constexpr int TILE_LINES = 3;
+// How many lines go over a panel of keys together.
+constexpr int TILE_LINES = 8;
 
 // Keys as a panel holds them: sixteen words of a key in a register, a word one step of one lane.
 template <class S>
@@ -92,38 +92,60 @@ inline void lay_tile(const float* q, int64_t first_width, int64_t second_width, 
                  to + line * query_floats<S>(first_width, second_width));
 }
 
-// What holds a column, for asm: clang takes no struct there.
-inline v16& register_of(Wide& column) { return column.all; }
-inline __m512i& register_of(__m512i& column) { return column; }
-
 // M lines, q as lay_tile leaves it, against a panel of sixteen keys of which the first `count` count.
+//
+// A score is eight sums. All at once they would leave room for three lines, and so a load for nearly
+// every product; so they are taken one after the other, in the order in which the tree adds them:
+// at most three of a score are held.
 template <class B, int M>
 [[gnu::noinline]] void score_panel(const float* query, int64_t ldq, const float* panel, int64_t steps,
                                    float* out, int64_t ldo, int64_t count) {
     typedef typename B::Row Row;
+    struct Sums {
+        v16 of[M];
+    };
     const Row* q = reinterpret_cast<const Row*>(query);
     const typename B::T* keys = reinterpret_cast<const typename B::T*>(panel);
     ldq *= int64_t(sizeof(float) / sizeof(Row));
-    v16 sums[M * LANES];
-#pragma GCC unroll 32
-    for (int i = 0; i < M * LANES; i++) sums[i] = set16(0.0f);
-    for (int64_t s = 0; s < steps; s += LANES, q += LANES * B::GROUP, keys += LANES * PANEL * B::GROUP) {
+    const auto lane = [&](int l) {
+        Sums sums;
 #pragma GCC unroll 8
-        for (int l = 0; l < LANES; l++) {
-            typename B::Column k = B::column(keys + l * PANEL * B::GROUP);
-            asm("" : "+v"(register_of(k)));  // loaded once for all lines
+        for (int m = 0; m < M; m++) sums.of[m] = set16(0.0f);
+        for (int64_t s = l; s < steps; s += LANES) {
+            const typename B::Column k = B::column(keys + s * PANEL * B::GROUP);
 #pragma GCC unroll 8
             for (int m = 0; m < M; m++)
-                sums[m * LANES + l] =
-                    B::step(B::value(q + m * ldq + l * B::GROUP), k, {sums[m * LANES + l]}).all;
+                sums.of[m] = B::step(B::value(q + m * ldq + s * B::GROUP), k, {sums.of[m]}).all;
         }
-    }
+        return sums;
+    };
+    const auto add = [](const Sums& a, const Sums& b) {
+        Sums sums;
 #pragma GCC unroll 8
-    for (int m = 0; m < M; m++) {
-        const v16* s = sums + m * LANES;
-        store16_first(out + m * ldo, ((s[0] + s[4]) + (s[2] + s[6])) + ((s[1] + s[5]) + (s[3] + s[7])),
-                      count);
-    }
+        for (int m = 0; m < M; m++) sums.of[m] = a.of[m] + b.of[m];
+        return sums;
+    };
+    const auto two = [&](int l) {
+        const Sums a = lane(l);
+        return add(a, lane(l + 4));
+    };
+    const auto four = [&](int l) {
+        const Sums a = two(l);
+        return add(a, two(l + 2));
+    };
+    const Sums even = four(0), all = add(even, four(1));
+#pragma GCC unroll 8
+    for (int m = 0; m < M; m++) store16_first(out + m * ldo, all.of[m], count);
+}
+
+// At most TILE_LINES lines: the block that has just as many.
+template <class B, int M = TILE_LINES>
+inline void score_some(int64_t lines, const float* q, int64_t ldq, const float* panel, int64_t steps,
+                       float* out, int64_t ldo, int64_t count) {
+    if (lines == M)
+        score_panel<B, M>(q, ldq, panel, steps, out, ldo, count);
+    else if constexpr (M > 1)
+        score_some<B, M - 1>(lines, q, ldq, panel, steps, out, ldo, count);
 }
 
 // out[line][key] for `count` keys.
@@ -150,11 +172,9 @@ inline void score_tile(const Keys<S>& keys, int64_t count, const float* q, int64
         slab(keys.first, keys.first_width);
         if (keys.second_width) slab(keys.second, keys.second_width);
         const int64_t steps = (to - room) / PANEL;
-        int64_t line = 0;
-        for (; line + TILE_LINES <= lines; line += TILE_LINES)
-            score_panel<B, TILE_LINES>(q + line * ldq, ldq, room, steps, out + line * ldo, ldo, some);
-        for (; line < lines; line++)
-            score_panel<B, 1>(q + line * ldq, ldq, room, steps, out + line * ldo, ldo, some);
+        for (int64_t line = 0; line < lines; line += TILE_LINES)
+            score_some<B>(std::min<int64_t>(TILE_LINES, lines - line), q + line * ldq, ldq, room, steps,
+                          out + line * ldo, ldo, some);
     }
 }
 
