@@ -39,19 +39,20 @@ void fold(float* o, float* top, float* sum, const float* span_o, float span_top,
     const float highest = *top > span_top ? *top : span_top;
     const v8 exponents{*top - highest, span_top - highest, 0, 0, 0, 0, 0, 0};
     const v8 factors = exp2_8(exponents);
-    const v8 old = set1(factors[0]), fresh = set1(factors[1]);
-    for (int64_t i = 0; i < width; i += LANES)
-        store8(o + i, fma8(load8(o + i), old, load8(span_o + i) * fresh));
+    const Wide old = wide_set1(factors[0]), fresh = wide_set1(factors[1]);
+    for (int64_t i = 0; i < width; i += PANEL)
+        wide_store(o + i, wide_fma(wide_load(o + i), old, wide_mul(wide_load(span_o + i), fresh)));
     *sum = *sum * factors[0] + span_sum * factors[1];
     *top = highest;
 }
 
 void write_out(const Attention& a, int64_t row, int64_t head, const float* o, float top, float sum) {
     float* out = a.out + row * a.ldo + head * a.values.width;
-    const v8 divisor = set1(sum);
-    for (int64_t i = 0; i < a.values.width; i += LANES) {
-        const v8 value = sum > 0.0f || sum != sum ? load8(o + i) / divisor : set1(0.0f);
-        store_first(out + i, value, std::min<int64_t>(LANES, a.values.width - i));
+    const Wide divisor = wide_set1(sum);
+    for (int64_t i = 0; i < a.values.width; i += PANEL) {
+        const Wide value =
+            sum > 0.0f || sum != sum ? wide_div(wide_load(o + i), divisor) : wide_set1(0.0f);
+        wide_store_first(out + i, value, a.values.width - i);
     }
     if (a.lse)
         a.lse[row * a.q_heads + head] = sum == 0.0f ? MINUS_INFINITY : top + std::log2(sum);
@@ -101,37 +102,38 @@ class ItemRun {
 
     void run() {
         const v8 factor = set1(a_.scale * LOG2E);
-        const auto lay = direct() ? lay_lines<S> : lay_tile<S>;
-        for (int64_t line = 0; line < lines_; line++) {
-            const float* q = a_.q + row_of(line) * a_.ldq + head_of(line) * depth_;
-            lay(q, first_width(), second_width(), factor, line % of_head_, of_head_,
-                q_ + (line - line % of_head_) * query_);
-            tops_[line] = MINUS_INFINITY;
-            sums_[line] = 0.0f;
-        }
+        each_line([&](int64_t line, int64_t row, int64_t head) {
+            const float* q = a_.q + (row0_ + row) * a_.ldq + head * depth_;
+            const int64_t first = (head / group_ - head_) * of_head_;
+            (direct() ? lay_lines<S> : lay_tile<S>)(q, first_width(), second_width(), factor,
+                                                    line - first, of_head_, q_ + first * query_);
+        });
+        std::fill(tops_, tops_ + lines_, MINUS_INFINITY);
+        std::fill(sums_, sums_ + lines_, 0.0f);
         std::fill(o_, o_ + lines_ * width_, 0.0f);
         std::fill(zeros_, zeros_ + width_, 0.0f);
         for (int64_t span = lo_ / SPAN * SPAN; span < hi_; span += SPAN) run_span(span);
-        for (int64_t line = 0; line < lines_; line++) {
+        each_line([&](int64_t line, int64_t row, int64_t head) {
             const float* o = o_ + line * width_;
-            if (slot_ < 0) {
-                write_out(a_, row_of(line), head_of(line), o, tops_[line], sums_[line]);
-                continue;
-            }
-            float* to = a_.partial + (slot_ * a_.q_heads + head_of(line)) * (width_ + 2);
+            if (slot_ < 0) return write_out(a_, row0_ + row, head, o, tops_[line], sums_[line]);
+            float* to = a_.partial + (slot_ * a_.q_heads + head) * (width_ + 2);
             std::copy(o, o + width_, to);
             to[width_] = tops_[line];
             to[width_ + 1] = sums_[line];
-        }
+        });
     }
 
   private:
     int64_t first_width() const { return a_.keys[0].width; }
     int64_t second_width() const { return a_.key_slabs > 1 ? a_.keys[1].width : 0; }
-    // Lines stand by KV head, then row, then query head of the group.
-    int64_t row_of(int64_t line) const { return row0_ + line / group_ % rows_; }
-    int64_t head_of(int64_t line) const {
-        return (head_ + line / of_head_) * group_ + line % group_;
+    // Lines stand by KV head, then row, then query head of the group. body(line, row of the item,
+    // query head).
+    template <class Body>
+    void each_line(Body body) const {
+        int64_t line = 0;
+        for (int64_t h = head_; h < head_ + heads_; h++)
+            for (int64_t row = 0; row < rows_; row++)
+                for (int64_t g = 0; g < group_; g++) body(line++, row, h * group_ + g);
     }
     // Keys [low, high) that a row of the item sees: causal, inside its window, retained.
     int64_t high(int64_t row) const { return first_position_ + row + 1; }
@@ -149,8 +151,7 @@ class ItemRun {
         const int64_t from = std::max(lo_, span), to = std::min(hi_, span + SPAN);
         if (from >= to) return;
         direct() ? score(span, from, to) : score_tiles(span, from, to);
-        for (int64_t line = 0; line < lines_; line++)
-            soften(span, from, to, line / group_ % rows_, line);
+        each_line([&](int64_t line, int64_t row, int64_t) { soften(span, from, to, row, line); });
         std::fill(span_o_, span_o_ + lines_ * width_, 0.0f);
         weigh_span(span, from, to);
         for (int64_t line = 0; line < lines_; line++)

@@ -44,11 +44,18 @@ void rms_norm(const NormCall& c, int64_t from, int64_t to) {
 
 enum Activation : int32_t { SILU = 0, GELU_TANH = 1 };
 
-inline v8 activate(v8 x, int32_t kind) {
-    if (kind == SILU) return x / (set1(1.0f) + exp_8(-x));
+inline v8 exp_of(v8 x) { return exp_8(x); }
+#ifdef __AVX512F__
+inline v16 exp_of(v16 x) { return exp_16(x); }
+#endif
+
+template <class V>
+inline V activate(V x, int32_t kind) {
+    const V one = V{} + 1.0f;
+    if (kind == SILU) return x / (one + exp_of(-x));
     // 0.5 x (1 + tanh u), u = sqrt(2/pi) (x + 0.044715 x^3), equals x / (1 + e^(-2u)).
-    const v8 u = set1(0.7978845608028654f) * (x + set1(0.044715f) * x * x * x);
-    return x / (set1(1.0f) + exp_8(set1(-2.0f) * u));
+    const V u = 0.7978845608028654f * (x + 0.044715f * x * x * x);
+    return x / (one + exp_of(-2.0f * u));
 }
 
 }  // namespace
@@ -106,6 +113,10 @@ int32_t pt_gated(void* pool, const void* arguments) {
         const float *gate = c.x + r * c.ldx, *up = gate + n;
         float* out = c.y + r * c.ldy;
         int64_t i = 0;
+#ifdef __AVX512F__
+        for (; i + 2 * LANES <= n; i += 2 * LANES)
+            store16(out + i, activate(load16(gate + i), kind) * load16(up + i));
+#endif
         for (; i + LANES <= n; i += LANES)
             store8(out + i, activate(load8(gate + i), kind) * load8(up + i));
         if (i < n)

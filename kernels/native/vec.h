@@ -125,28 +125,46 @@ inline v16 exp2_16(v16 x) {
 }
 #endif
 
-// e^x by Cody and Waite's reduction: x = n ln 2 + r, |r| <= ln 2 / 2.
+// e^x by Cody and Waite's reduction: x = n ln 2 + r, |r| <= ln 2 / 2. Below -87 it is 0, above 88 what
+// it is there; NaN stays NaN.
+constexpr float EXP_LOG2E = 1.4426950408889634f, EXP_LN2_HIGH = 0.693359375f,
+                EXP_LN2_LOW = -2.12194440e-4f;
+constexpr float EXP_TERMS[8] = {1.9841270e-04f, 1.3888889e-03f, 8.3333333e-03f, 4.1666667e-02f,
+                                1.6666667e-01f, 0.5f,           1.0f,           1.0f};
 inline v8 exp_8(v8 x) {
     const v8 shift = set1(12582912.0f);
     const v8i tiny = x < set1(-87.0f);
     v8 inside = select(tiny, set1(0.0f), x);
     inside = select(inside > set1(88.0f), set1(88.0f), inside);
-    const v8 biased = inside * set1(1.4426950408889634f) + shift;
+    const v8 biased = inside * set1(EXP_LOG2E) + shift;
     const v8 n = biased - shift;
-    v8 r = inside - n * set1(0.693359375f);
-    r = r - n * set1(-2.12194440e-4f);
-    v8 p = set1(1.9841270e-04f);
-    p = fma8(p, r, set1(1.3888889e-03f));
-    p = fma8(p, r, set1(8.3333333e-03f));
-    p = fma8(p, r, set1(4.1666667e-02f));
-    p = fma8(p, r, set1(1.6666667e-01f));
-    p = fma8(p, r, set1(0.5f));
-    p = fma8(p, r, set1(1.0f));
-    p = fma8(p, r, set1(1.0f));
+    v8 r = inside - n * set1(EXP_LN2_HIGH);
+    r = r - n * set1(EXP_LN2_LOW);
+    v8 p = set1(EXP_TERMS[0]);
+    for (int i = 1; i < 8; i++) p = fma8(p, r, set1(EXP_TERMS[i]));
     const v8i bits = reinterpret_cast<v8i>(biased) << 23;
     const v8 scaled = reinterpret_cast<v8>(reinterpret_cast<v8i>(p) + bits);
     const v8 finite = select(tiny, set1(0.0f), scaled);
     return select(x == x, finite, x);
 }
+#ifdef __AVX512F__
+// The same.
+inline v16 exp_16(v16 x) {
+    const v16 shift = set16(12582912.0f);
+    const __mmask16 some = ~_mm512_cmp_ps_mask(x, set16(-87.0f), _CMP_LT_OQ);
+    // Of two equal or unordered operands min gives the second.
+    const v16 inside = _mm512_min_ps(set16(88.0f), _mm512_maskz_mov_ps(some, x));
+    const v16 biased = inside * set16(EXP_LOG2E) + shift, n = biased - shift;
+    v16 r = inside - n * set16(EXP_LN2_HIGH);
+    r = r - n * set16(EXP_LN2_LOW);
+    v16 p = set16(EXP_TERMS[0]);
+#pragma GCC unroll 8
+    for (int i = 1; i < 8; i++) p = fma16(p, r, set16(EXP_TERMS[i]));
+    const v16i bits = reinterpret_cast<v16i>(biased) << 23;
+    const __m512i scaled = reinterpret_cast<__m512i>(reinterpret_cast<v16i>(p) + bits);
+    const v16 finite = _mm512_castsi512_ps(_mm512_maskz_mov_epi32(some, scaled));
+    return _mm512_mask_mov_ps(finite, _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q), x);
+}
+#endif
 
 }  // namespace pt

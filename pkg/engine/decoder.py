@@ -15,7 +15,7 @@ from pagetrail.kernels.abi import Floats, Int32s, RaggedBatch
 from pagetrail.kernels.device import PagePool, StepDevice
 
 from .descriptor import GqaSpec, MlaSpec, ModelDescriptor, MoeSpec
-from .layers import Step, Workspace, dense_mlp, gqa, mla, moe_mlp
+from .layers import Step, Workspace, dense_mlp, gqa, gqa_rows, mla, mla_rows, moe_mlp
 from .model_weights import GqaWeights, LayerWeights, MlaWeights, ModelWeights, MoeWeights
 from .rope import rope_tables
 
@@ -94,17 +94,20 @@ class Decoder:
         """All layers over hidden rows, in place; their K and V are in the pages afterwards.
 
         Returns the rows of x, or those in ``wanted`` in its order: then no other row goes through
-        the last feed-forward, on which no page depends.
+        the last feed-forward, on which no page depends, and with none wanted no row through the
+        last attention.
         """
         step = self._step(pages[0].positions, work)
         last = len(self._weights.layers) - 1
         for layer, weights in enumerate(self._weights.layers):
             group, index = self._places[layer]
-            self._attend(step, layer, weights, x, index, pools[group], pages[group])
+            q = self._enter(step, layer, weights, x, index, pools[group], pages[group])
+            if layer == last and wanted is not None and not len(wanted):
+                return self._device.take(x, wanted)
+            self._attend(step, weights, q, x, index, pools[group], pages[group])
             if layer == last and wanted is not None:
                 x = self._device.take(x, wanted)
-            if len(x):
-                self._feed_forward(step, layer, weights, x)
+            self._feed_forward(step, layer, weights, x)
         return x
 
     def logits(self, x: Floats, work: Workspace | None = None) -> Floats:
@@ -122,7 +125,7 @@ class Decoder:
         d = self._descriptor
         return Step(self._device, work or self._work, positions, d.eps, d.norm_plus, d.activation)
 
-    def _attend(
+    def _enter(
         self,
         step: Step,
         layer: int,
@@ -131,18 +134,19 @@ class Decoder:
         index: int,
         pools: Sequence[PagePool],
         pages: RaggedBatch,
-    ) -> None:
+    ) -> Floats:
+        """Puts the attention state of a layer's rows into the pages; returns their queries."""
         d = self._descriptor
         rope = d.layers[layer].rope
         normed = step.norm("normed", x, weights.attention_norm)
         tables = self._tables[rope]
         if isinstance(d.attention, GqaSpec) and isinstance(weights.attention, GqaWeights):
-            attended = gqa(
+            return gqa_rows(
                 step, d.attention, weights.attention, normed, tables, index, pools, pages
             )
-        elif isinstance(d.attention, MlaSpec) and isinstance(weights.attention, MlaWeights):
+        if isinstance(d.attention, MlaSpec) and isinstance(weights.attention, MlaWeights):
             interleaved = d.ropes[rope].interleaved
-            attended = mla(
+            return mla_rows(
                 step,
                 d.attention,
                 weights.attention,
@@ -153,6 +157,24 @@ class Decoder:
                 pools,
                 pages,
             )
+        raise TypeError("the weights of a layer are of another kind than its descriptor")
+
+    def _attend(
+        self,
+        step: Step,
+        weights: LayerWeights,
+        q: Floats,
+        x: Floats,
+        index: int,
+        pools: Sequence[PagePool],
+        pages: RaggedBatch,
+    ) -> None:
+        """Adds what the queries find in the pages to x."""
+        d = self._descriptor
+        if isinstance(d.attention, MlaSpec) and isinstance(weights.attention, MlaWeights):
+            attended = mla(step, d.attention, weights.attention, q, index, pools, pages)
+        elif isinstance(d.attention, GqaSpec):
+            attended = gqa(step, d.attention, q, index, pools, pages)
         else:
             raise TypeError("the weights of a layer are of another kind than its descriptor")
         if weights.after_attention_norm is None:

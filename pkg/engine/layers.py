@@ -54,7 +54,7 @@ class Step:
         return out
 
 
-def gqa(
+def gqa_rows(
     step: Step,
     spec: GqaSpec,
     weights: GqaWeights,
@@ -64,10 +64,8 @@ def gqa(
     pools: Sequence[PagePool],
     batch: RaggedBatch,
 ) -> Floats:
-    """Attention of ``x[rows, hidden]``; its K and V are in the pages when this returns.
-
-    ``layer`` counts inside the page group. Returns ``[rows, q_heads * head_width]``.
-    """
+    """Queries ``[rows, q_heads * head_width]`` of ``x[rows, hidden]``; its K and V are in the pages
+    when this returns. ``layer`` counts inside the page group."""
     device, width = step.device, spec.head_width
     q_end = spec.q_heads * width
     k_end = q_end + spec.kv_heads * width
@@ -85,13 +83,25 @@ def gqa(
     device.rope(both, spec.q_heads + spec.kv_heads, width, 0, step.positions, tables)
     device.append(pools[0], layer, k, batch.slots)
     device.append(pools[1], layer, v, batch.slots)
-    out = step.work.rows("attended", len(x), q_end)
+    return q
+
+
+def gqa(
+    step: Step,
+    spec: GqaSpec,
+    q: Floats,
+    layer: int,
+    pools: Sequence[PagePool],
+    batch: RaggedBatch,
+) -> Floats:
+    """Attention of the queries to what the pages hold; ``[rows, q_heads * head_width]``."""
+    out = step.work.rows("attended", len(q), spec.q_heads * spec.head_width)
     what = AttentionSpec(spec.q_heads, spec.scale)
-    device.attention(what, layer, q, pools[:1], pools[1], batch, out)
+    step.device.attention(what, layer, q, pools[:1], pools[1], batch, out)
     return out
 
 
-def mla(
+def mla_rows(
     step: Step,
     spec: MlaSpec,
     weights: MlaWeights,
@@ -102,10 +112,8 @@ def mla(
     pools: Sequence[PagePool],
     batch: RaggedBatch,
 ) -> Floats:
-    """Absorbed latent attention: queries are mapped into the latent, pages are read as they lie.
-
-    Returns ``[rows, heads * value]``.
-    """
+    """Queries ``[rows, heads * (plain + rotary)]`` of ``x[rows, hidden]``; its latent and rotary
+    rows are in the pages when this returns."""
     device, work, count = step.device, step.work, len(x)
     head = spec.plain + spec.rotary
     source = x
@@ -124,8 +132,24 @@ def mla(
     device.rope(rotary, 1, spec.rotary, 0, step.positions, tables, interleaved)
     device.append(pools[0], layer, latent, batch.slots)
     device.append(pools[1], layer, rotary, batch.slots)
+    return q
 
-    wide = spec.latent + spec.rotary
+
+def mla(
+    step: Step,
+    spec: MlaSpec,
+    weights: MlaWeights,
+    q: Floats,
+    layer: int,
+    pools: Sequence[PagePool],
+    batch: RaggedBatch,
+) -> Floats:
+    """Absorbed latent attention: queries are mapped into the latent, pages are read as they lie.
+
+    Returns ``[rows, heads * value]``.
+    """
+    device, work, count = step.device, step.work, len(q)
+    head, wide = spec.plain + spec.rotary, spec.latent + spec.rotary
     absorbed = work.rows("absorbed", count, spec.heads * wide)
     for h, key_up in enumerate(weights.key_up):
         at = absorbed[:, h * wide : (h + 1) * wide]
