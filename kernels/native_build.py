@@ -15,7 +15,7 @@ from .cache import cache_directory
 SOURCES = ("linear.cpp", "rows.cpp", "attention.cpp", "pages.cpp", "program.cpp")
 HEADERS = (
     *("vec.h", "storage.h", "wide.h", "pool.h", "product.h", "pairs.h"),
-    *("ahead.h", "steps.h", "lines.h", "lines_16.h", "tile_16.h", "calls.h"),
+    *("ahead.h", "steps.h", "lines.h", "lines_16.h", "tile_16.h", "item.h", "calls.h"),
 )
 FLAGS = ("-std=c++17", "-O3", "-fPIC", "-pthread", "-ffp-contract=off", "-Wno-psabi")
 

@@ -172,11 +172,10 @@ inline void score_lines(const Keys<S>& keys, int64_t count, const float* q, int6
     if (lines == 1) score_keys<S, 1>(keys, count, q, ldq, out, ldo, ahead);
 }
 
-// Many lines: keys are made fp32 and contiguous first, in `room`; then they are as few lines are.
+// Many lines: sixteen keys are made fp32 and laid side by side first; then they are as few lines are.
 template <class S>
-inline int64_t tile_floats(int64_t first_width, int64_t second_width) {
-    return TOKENS_AT_ONCE<S> * (steps_of<S>(first_width) + steps_of<S>(second_width)) *
-           Steps<S>::STEP;
+inline int64_t key_floats(int64_t first_width, int64_t second_width) {
+    return (steps_of<S>(first_width) + steps_of<S>(second_width)) * Steps<S>::STEP * PANEL;
 }
 template <class S>
 inline void lay_tile(const float* q, int64_t first_width, int64_t second_width, v8 factor,
@@ -184,25 +183,29 @@ inline void lay_tile(const float* q, int64_t first_width, int64_t second_width, 
     lay_lines<S>(q, first_width, second_width, factor, line, lines, to);
 }
 template <class S>
-inline void score_tile(const Keys<S>& keys, int64_t count, const float* q, int64_t lines, float* out,
-                       int64_t ldo, float* room) {
+inline void lay_keys(const Keys<S>& keys, int64_t count, float* to) {
     constexpr int64_t STEP = Steps<S>::STEP;
-    const float *first[TOKENS_AT_ONCE<S>], *second[TOKENS_AT_ONCE<S>];
-    for (int64_t k = 0; k < count; k++) {
+    for (int64_t k = 0; k < count; k++)
         for (int64_t slab = 0; slab < 2; slab++) {
             const int64_t width = slab ? keys.second_width : keys.first_width;
-            (slab ? second : first)[k] = room;
-            for (int64_t i = 0; i < width; i += STEP, room += STEP)
+            for (int64_t i = 0; i < width; i += STEP, to += STEP)
                 Steps<S>::widen((slab ? keys.second : keys.first)[k] + i,
-                                std::min(STEP, width - i), room);
+                                std::min(STEP, width - i), to);
         }
+}
+template <class S>
+inline void score_laid(const float* laid, int64_t first_width, int64_t second_width, int64_t count,
+                       const float* q, int64_t lines, float* out, int64_t ldo) {
+    const int64_t first_floats = steps_of<S>(first_width) * Steps<S>::STEP;
+    const int64_t second_floats = steps_of<S>(second_width) * Steps<S>::STEP;
+    const float *first[PANEL], *second[PANEL];
+    for (int64_t k = 0; k < PANEL; k++) {
+        first[k] = laid + std::min(k, count - 1) * (first_floats + second_floats);
+        second[k] = first[k] + first_floats;
     }
-    for (int64_t k = count; k < TOKENS_AT_ONCE<S>; k++)
-        first[k] = first[count - 1], second[k] = second[count - 1];
     Ahead nothing;
-    score_lines(Keys<F32>{first, second, steps_of<S>(keys.first_width) * STEP,
-                          steps_of<S>(keys.second_width) * STEP},
-                count, q, lines, out, ldo, nothing);
+    score_lines(Keys<F32>{first, second, first_floats, second_floats}, count, q, lines, out, ldo,
+                nothing);
 }
 
 // The first n of eight elements, zeros after them.

@@ -70,12 +70,11 @@ inline void product(const typename B::Row* a, int64_t lda, const typename B::T* 
         }
 }
 
-// MR rows against any number of panels.
-template <class B, int MR>
+// MR rows against any number of panels, NP of them side by side.
+template <class B, int MR, int NP>
 inline void panels_of(const typename B::Row* a, int64_t lda, const typename B::T* b, int64_t ldb,
                       int64_t panel_step, int64_t panels, int64_t steps, float* c, int64_t ldc,
                       Into into, const typename B::T* ahead) {
-    constexpr int NP = panels_beside<B>(MR);
     int64_t p = 0;
     for (; p + NP <= panels; p += NP)
         product<B, MR, NP>(a, lda, b + p * panel_step, ldb, panel_step, steps, c + p * PANEL, ldc,
@@ -91,7 +90,8 @@ inline void block_of(int64_t rows, const typename B::Row* a, int64_t lda, const 
                      int64_t ldb, int64_t panel_step, int64_t panels, int64_t steps, float* c,
                      int64_t ldc, Into into, const typename B::T* ahead) {
     if (rows == MR)
-        panels_of<B, MR>(a, lda, b, ldb, panel_step, panels, steps, c, ldc, into, ahead);
+        panels_of<B, MR, panels_beside<B>(B::ROWS)>(a, lda, b, ldb, panel_step, panels, steps, c, ldc,
+                                                    into, ahead);
     else if constexpr (MR > 1)
         block_of<B, MR - 1>(rows, a, lda, b, ldb, panel_step, panels, steps, c, ldc, into, ahead);
 }

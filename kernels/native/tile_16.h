@@ -81,8 +81,8 @@ inline void turn(__m512i r[16]) {
 }
 
 template <class S>
-inline int64_t tile_floats(int64_t first_width, int64_t second_width) {
-    return (query_floats<S>(first_width, second_width) + PANEL) * PANEL;
+inline int64_t key_floats(int64_t first_width, int64_t second_width) {
+    return query_floats<S>(first_width, second_width) * PANEL;
 }
 
 template <class S>
@@ -148,34 +148,35 @@ inline void score_some(int64_t lines, const float* q, int64_t ldq, const float* 
         score_some<B, M - 1>(lines, q, ldq, panel, steps, out, ldo, count);
 }
 
-// out[line][key] for `count` keys.
+// Sixteen keys as a panel; past the last, the last one again. Where words are left over, what follows
+// the panel is written as well, at most sixteen rows.
 template <class S>
-inline void score_tile(const Keys<S>& keys, int64_t count, const float* q, int64_t lines, float* out,
-                       int64_t ldo, float* room) {
-    typedef typename Turned<S>::Product B;
-    const int64_t ldq = query_floats<S>(keys.first_width, keys.second_width);
-    for (int64_t key = 0; key < count; key += PANEL, out += PANEL) {
-        const int64_t some = std::min<int64_t>(PANEL, count - key);
-        float* to = room;
-        const auto slab = [&](const typename S::T* const* rows, int64_t width) {
-            for (int64_t i = 0; i < width; i += Turned<S>::ELEMENTS) {
-                v16i words[PANEL];
-                for (int k = 0; k < PANEL; k++)
-                    words[k] = Turned<S>::words(rows[std::min(key + k, count - 1)] + i, width - i);
-                turn(reinterpret_cast<__m512i*>(words));
-                for (int k = 0; k < PANEL; k++)
-                    _mm512_storeu_si512(to + (i / Turned<S>::ELEMENTS * PANEL + k) * PANEL,
-                                        reinterpret_cast<__m512i>(words[k]));
-            }
-            to += steps_of<S>(width) * Steps<S>::QUERY * PANEL;
-        };
-        slab(keys.first, keys.first_width);
-        if (keys.second_width) slab(keys.second, keys.second_width);
-        const int64_t steps = (to - room) / PANEL;
-        for (int64_t line = 0; line < lines; line += TILE_LINES)
-            score_some<B>(std::min<int64_t>(TILE_LINES, lines - line), q + line * ldq, ldq, room, steps,
-                          out + line * ldo, ldo, some);
-    }
+inline void lay_keys(const Keys<S>& keys, int64_t count, float* to) {
+    const auto slab = [&](const typename S::T* const* rows, int64_t width) {
+        for (int64_t i = 0; i < width; i += Turned<S>::ELEMENTS) {
+            v16i words[PANEL];
+            for (int64_t k = 0; k < PANEL; k++)
+                words[k] = Turned<S>::words(rows[std::min(k, count - 1)] + i, width - i);
+            turn(reinterpret_cast<__m512i*>(words));
+            for (int64_t k = 0; k < PANEL; k++)
+                _mm512_storeu_si512(to + (i / Turned<S>::ELEMENTS * PANEL + k) * PANEL,
+                                    reinterpret_cast<__m512i>(words[k]));
+        }
+        to += steps_of<S>(width) * Steps<S>::QUERY * PANEL;
+    };
+    slab(keys.first, keys.first_width);
+    if (keys.second_width) slab(keys.second, keys.second_width);
+}
+
+// out[line][key] for `count` keys of a panel that lay_keys left.
+template <class S>
+inline void score_laid(const float* panel, int64_t first_width, int64_t second_width, int64_t count,
+                       const float* q, int64_t lines, float* out, int64_t ldo) {
+    const int64_t ldq = query_floats<S>(first_width, second_width);
+    for (int64_t line = 0; line < lines; line += TILE_LINES)
+        score_some<typename Turned<S>::Product>(std::min<int64_t>(TILE_LINES, lines - line),
+                                                q + line * ldq, ldq, panel, ldq, out + line * ldo,
+                                                ldo, count);
 }
 
 }  // namespace pt
