@@ -1,8 +1,9 @@
 """Runs one peer engine over given prompts; a script for the peer's own interpreter.
 
-Reads one JSON order on standard input, writes one JSON object of tokens a second on the last line
-of standard output. Every engine runs one prompt before it is measured. Imports nothing of
-pagetrail: the peer's environment does not have it.
+Reads one JSON order on standard input, loads the model, runs one prompt that is not measured, and
+says so. Then for every batch size that it reads it runs one round and writes its tokens a second.
+An answer is a line of standard output that begins with "figures". Imports nothing of pagetrail: the
+peer's environment does not have it.
 """
 
 from __future__ import annotations
@@ -11,22 +12,34 @@ import json
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+# (batch size) -> tokens a second by case.
+Round = Callable[[str], dict[str, float]]
+
 
 def main() -> None:
-    order = json.load(sys.stdin)
-    run = {
-        "transformers": transformers_figures,
-        "vllm": vllm_figures,
-        "llama.cpp": llamacpp_figures,
+    order = json.loads(sys.stdin.readline())
+    ready = {
+        "transformers": transformers_ready,
+        "vllm": vllm_ready,
+        "llama.cpp": llamacpp_ready,
     }[order["peer"]]
-    print(json.dumps(run(order)))
+    with tempfile.TemporaryDirectory() as scratch:
+        one_round = ready(order, Path(scratch))
+        _answer({})
+        for batch in sys.stdin:
+            _answer(one_round(batch.strip()))
 
 
-def transformers_figures(order: dict[str, Any]) -> dict[str, float]:
+def _answer(figures: dict[str, float]) -> None:
+    print("figures", json.dumps(figures), flush=True)
+
+
+def transformers_ready(order: dict[str, Any], scratch: Path) -> Round:
     """Contiguous cache, SDPA; all prompts of a batch have one length, so nothing is padded."""
     import torch
     import transformers
@@ -35,24 +48,28 @@ def transformers_figures(order: dict[str, Any]) -> dict[str, float]:
     dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[order["dtype"]]
     model = transformers.AutoModelForCausalLM.from_pretrained(order["model"], dtype=dtype)
     model.train(False)
-    found = {}
-    for batch, prompts in order["batches"].items():
-        tokens = torch.tensor(prompts)
-        with torch.inference_mode():
-            model(tokens[:1], use_cache=True, logits_to_keep=1)  # unmeasured, as for every engine
-            start = time.perf_counter()
-            out = model(tokens, use_cache=True, logits_to_keep=1)
-            found[f"prefill at batch {batch}"] = tokens.numel() / (time.perf_counter() - start)
-            start = time.perf_counter()
-            for _ in range(order["new"]):
-                last = out.logits[:, -1].argmax(-1, keepdim=True)
-                out = model(last, past_key_values=out.past_key_values, use_cache=True)
-            spent = time.perf_counter() - start
-            found[f"decode at batch {batch}"] = len(prompts) * order["new"] / spent
-    return found
+
+    @torch.inference_mode()
+    def one_round(batch: str) -> dict[str, float]:
+        tokens = torch.tensor(order["batches"][batch])
+        start = time.perf_counter()
+        out = model(tokens, use_cache=True, logits_to_keep=1)
+        prefilled = time.perf_counter()
+        for _ in range(order["new"]):
+            last = out.logits[:, -1].argmax(-1, keepdim=True)
+            out = model(last, past_key_values=out.past_key_values, use_cache=True)
+        end = time.perf_counter()
+        return {
+            f"prefill at batch {batch}": tokens.numel() / (prefilled - start),
+            f"decode at batch {batch}": len(tokens) * order["new"] / (end - prefilled),
+        }
+
+    with torch.inference_mode():
+        model(torch.tensor(order["batches"]["1"]), use_cache=True, logits_to_keep=1)
+    return one_round
 
 
-def vllm_figures(order: dict[str, Any]) -> dict[str, float]:
+def vllm_ready(order: dict[str, Any], scratch: Path) -> Round:
     """Decode is the time beyond that of the same prompts with one new token."""
     from vllm import LLM, SamplingParams
 
@@ -66,56 +83,58 @@ def vllm_figures(order: dict[str, Any]) -> dict[str, float]:
         gpu_memory_utilization=0.3,  # on a CPU: of the machine's memory
         enforce_eager=order["new"] < 64,  # compiling takes longer than a short run
     )
-    found = {}
-    for batch, prompts in order["batches"].items():
-        inputs = [{"prompt_token_ids": prompt} for prompt in prompts]
-        warm = SamplingParams(temperature=0, max_tokens=4, min_tokens=4, ignore_eos=True)
-        engine.generate(inputs[:1], warm, use_tqdm=False)
-        seconds = []
-        for new in (1, 1 + order["new"]):
-            params = SamplingParams(temperature=0, max_tokens=new, min_tokens=new, ignore_eos=True)
-            start = time.perf_counter()
-            engine.generate(inputs, params, use_tqdm=False)
-            seconds.append(time.perf_counter() - start)
-        tokens = sum(map(len, prompts))
-        found[f"prefill at batch {batch}"] = tokens / seconds[0]
-        found[f"decode at batch {batch}"] = len(prompts) * order["new"] / (seconds[1] - seconds[0])
-    return found
+
+    def generate(batch: str, new: int) -> None:
+        params = SamplingParams(temperature=0, max_tokens=new, min_tokens=new, ignore_eos=True)
+        inputs = [{"prompt_token_ids": prompt} for prompt in order["batches"][batch]]
+        engine.generate(inputs, params, use_tqdm=False)
+
+    generate("1", 4)
+    return lambda batch: _with_and_without_decode(order, batch, generate)
 
 
-def llamacpp_figures(order: dict[str, Any]) -> dict[str, float]:
+def llamacpp_ready(order: dict[str, Any], scratch: Path) -> Round:
     """The same weights, dequantised; a slot a prompt; flash attention off, as it changes tokens."""
     import xllamacpp
 
     slots = max(len(prompts) for prompts in order["batches"].values())
     longest = max(len(prompt) for prompts in order["batches"].values() for prompt in prompts)
     parameters = xllamacpp.CommonParams()
-    with tempfile.TemporaryDirectory() as scratch:
-        file = Path(scratch) / "model.gguf"
-        _dequantised(Path(order["gguf"]), file, order["dtype"])
-        parameters.model.path = str(file)
-        parameters.n_parallel = slots
-        parameters.n_ctx = slots * (longest + order["new"] + 16)
-        parameters.n_gpu_layers = 0
-        parameters.cache_prompt = False
-        parameters.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
-        parameters.cpuparams.n_threads = order["threads"]
-        parameters.cpuparams_batch.n_threads = order["threads"]
-        server = xllamacpp.Server(parameters)
-        found = {}
-        for batch, prompts in order["batches"].items():
-            _complete(server, prompts[0], 4)
-            seconds = []
-            for new in (1, 1 + order["new"]):
-                start = time.perf_counter()
-                with ThreadPoolExecutor(len(prompts)) as pool:
-                    list(pool.map(lambda prompt, new=new: _complete(server, prompt, new), prompts))
-                seconds.append(time.perf_counter() - start)
-            tokens = sum(map(len, prompts))
-            found[f"prefill at batch {batch}"] = tokens / seconds[0]
-            made = len(prompts) * order["new"]
-            found[f"decode at batch {batch}"] = made / (seconds[1] - seconds[0])
-    return found
+    file = scratch / "model.gguf"
+    _dequantised(Path(order["gguf"]), file, order["dtype"])
+    parameters.model.path = str(file)
+    parameters.n_parallel = slots
+    parameters.n_ctx = slots * (longest + order["new"] + 16)
+    parameters.n_gpu_layers = 0
+    parameters.cache_prompt = False
+    parameters.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
+    parameters.cpuparams.n_threads = order["threads"]
+    parameters.cpuparams_batch.n_threads = order["threads"]
+    server = xllamacpp.Server(parameters)
+
+    def generate(batch: str, new: int) -> None:
+        prompts = order["batches"][batch]
+        with ThreadPoolExecutor(len(prompts)) as pool:
+            list(pool.map(lambda prompt: _complete(server, prompt, new), prompts))
+
+    generate("1", 4)
+    return lambda batch: _with_and_without_decode(order, batch, generate)
+
+
+def _with_and_without_decode(
+    order: dict[str, Any], batch: str, generate: Callable[[str, int], None]
+) -> dict[str, float]:
+    """One round of an engine that cannot be stopped between its first token and the others."""
+    prompts, new = order["batches"][batch], order["new"]
+    seconds = []
+    for tokens in (1, 1 + new):
+        start = time.perf_counter()
+        generate(batch, tokens)
+        seconds.append(time.perf_counter() - start)
+    return {
+        f"prefill at batch {batch}": sum(map(len, prompts)) / seconds[0],
+        f"decode at batch {batch}": len(prompts) * new / (seconds[1] - seconds[0]),
+    }
 
 
 def _complete(server: Any, prompt: list[int], new: int) -> None:

