@@ -155,7 +155,7 @@ void linear(const LinearCall& l, Pool* pool) {
     const int64_t beside = l.rows > B::FEW ? panels_beside<B>(B::ROWS) : 1;
     const int64_t sets = (panels + beside - 1) / beside;
     pool->run(row_blocks * cuts, [&](int64_t task, int thread) {
-        const int64_t block = task / cuts, cut = task % cuts;
+        const int64_t block = task % row_blocks, cut = task / row_blocks;
         const int64_t row = groups * block / row_blocks * B::ROWS;
         const int64_t end = groups * (block + 1) / row_blocks * B::ROWS;
         const int64_t rows = std::min(l.rows, end) - row;

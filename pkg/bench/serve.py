@@ -3,8 +3,8 @@
 Prefill of long prompts, in tiles of a worker's default size, and greedy decode at two batch sizes,
 in fp32 and bf16, exact and fast, in this process. A peer runs the same prompts in its own
 interpreter (serve_peers.py): transformers in this one's environment, others where an environment
-variable names an interpreter that has them. All engines take turns, round after round, and a figure
-is the median of its rounds. The share of a decode step outside the model's own work, and the
+variable names an interpreter that has them. Engines take turns, round after round, and a figure is the median of its rounds; a
+peer without a goal has one round. The share of a decode step outside the model's own work, and the
 planner's step, are measured too.
 """
 
@@ -86,12 +86,14 @@ def _in_turns(
     engines: Mapping[str, OurEngine | PeerProcess], rounds: int
 ) -> dict[str, dict[str, float]]:
     """Each engine's median tokens a second by case."""
+    once = {peer.name for peer in PEERS if not peer.goals}
     found: dict[str, dict[str, list[float]]] = {name: defaultdict(list) for name in engines}
     for batch in BATCHES:
-        for _ in range(rounds):
+        for turn in range(rounds):
             for name, engine in engines.items():
-                for case, figure in engine.figures(batch).items():
-                    found[name][case].append(figure)
+                if turn == 0 or name not in once:
+                    for case, figure in engine.figures(batch).items():
+                        found[name][case].append(figure)
     return {
         name: {case: statistics.median(all_rounds) for case, all_rounds in cases.items()}
         for name, cases in found.items()
