@@ -74,13 +74,14 @@ class ItemRun {
         first_position_ = kv_len_ - a.q_indptr[seq + 1] + row0_;
         of_head_ = rows_ * group_;
         depth_ = first_width() + second_width();
-        // Wide keys are read again for fewer lines; their arithmetic leaves time to fetch scores.
+        // The wider keys are, the more lines share one reading of them.
         near_ = direct() ? of_head_ : std::min(of_head_, std::max(NEAR_LINES, depth_ / 8));
         query_ = query_floats<S>(first_width(), second_width());
         width_ = padded(a.values.width);
         panel_ = key_floats<S>(first_width(), second_width());
         const int64_t lines = heads_ * of_head_, near = heads_ * near_;
-        const int64_t laid = direct() ? 0 : SPAN / PANEL * panel_ + PANEL * PANEL + SPAN * width_;
+        const int64_t laid_keys = SPAN / PANEL * panel_ + PANEL * PANEL;  // more than lay_keys writes
+        const int64_t laid = direct() ? 0 : laid_keys + SPAN * width_;
         const int64_t need =
             lines * (query_ + width_ + 2) + near * (SPAN + width_ + 2) + width_ + laid;
         if (int64_t(scratch.size()) < need) scratch.resize(size_t(need));
@@ -95,7 +96,7 @@ class ItemRun {
         span_sums_ = at, at += near;
         zeros_ = at, at += width_;
         if (direct()) return;
-        keys_ = at, at += SPAN / PANEL * panel_ + PANEL * PANEL;
+        keys_ = at, at += laid_keys;
         values_ = reinterpret_cast<typename Product::T*>(at);
     }
 

@@ -3,9 +3,9 @@
 Prefill of long prompts, in tiles of a worker's default size, and greedy decode at two batch sizes,
 in fp32 and bf16, exact and fast, in this process. A peer runs the same prompts in its own
 interpreter (serve_peers.py): transformers in this one's environment, others where an environment
-variable names an interpreter that has them. Engines take turns, round after round, and a figure is the median of its rounds; a
-peer without a goal has one round. The share of a decode step outside the model's own work, and the
-planner's step, are measured too.
+variable names an interpreter that has them. Engines take turns, round after round, and a figure is
+the median of its rounds; a peer without a goal has one round. The share of a decode step outside
+the model's own work, and the planner's step, are measured too.
 """
 
 from __future__ import annotations
