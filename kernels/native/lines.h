@@ -102,8 +102,9 @@ inline v8 sum_lanes_of_8(const v8 r[8]) {
 
 // L lines times N keys, L * N <= 8. Not inlined: alone, everything it needs stays in registers.
 template <class S, int L, int N>
-[[gnu::noinline]] void score_block(const Keys<S>& keys, int64_t key, const float* q, int64_t ldq,
-                                   float* out, int64_t ldo, Ahead& shared) {
+[[gnu::noinline, gnu::flatten]] void score_block(const Keys<S>& keys, int64_t key, const float* q,
+                                                 int64_t ldq, float* out, int64_t ldo,
+                                                 Ahead& shared) {
     typedef typename S::T T;
     constexpr int64_t STEP = Steps<S>::STEP;
     Ahead ahead = shared;

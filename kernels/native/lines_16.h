@@ -95,8 +95,9 @@ inline void lay_lines(const float* q, int64_t first_width, int64_t second_width,
 
 // L lines times 2 P keys, L * P <= 16.
 template <class S, int L, int P>
-[[gnu::noinline]] void score_pairs(const Keys<S>& keys, int64_t key, int64_t count, const float* q,
-                                   float* out, int64_t ldo, Ahead& shared) {
+[[gnu::noinline, gnu::flatten]] void score_pairs(const Keys<S>& keys, int64_t key, int64_t count,
+                                                 const float* q, float* out, int64_t ldo,
+                                                 Ahead& shared) {
     typedef typename S::T T;
     constexpr int64_t STEP = Steps<S>::STEP;
     Ahead ahead = shared;
@@ -231,9 +232,10 @@ struct Weigh16<BF16> {
 
 // L lines, C registers of columns: the sums stay in registers over all keys.
 template <class S, int L, int C>
-[[gnu::noinline]] void weigh_columns(const typename S::T* const* rows, int64_t count,
-                                     int64_t column, const typename Steps<S>::Weight* p,
-                                     int64_t ldp, float* o, int64_t ldo, Ahead& shared) {
+[[gnu::noinline, gnu::flatten]] void weigh_columns(const typename S::T* const* rows, int64_t count,
+                                                   int64_t column,
+                                                   const typename Steps<S>::Weight* p, int64_t ldp,
+                                                   float* o, int64_t ldo, Ahead& shared) {
     typedef Weigh16<S> W;
     Ahead ahead = shared;
     v16 sums[L][C];

@@ -45,10 +45,12 @@ enum class Into { FRESH, GO_ON, ADD };
 // a: row m at a + m * lda, contiguous.  b: panel p, step k at b + p * panel_step + k * ldb.
 // c: row m at c + m * ldc; panel p at c + p * PANEL.
 // ahead: a panel that will be read soon; each step asks the memory for a step of it.
+//
+// Flattened, as every kernel of the core: the more a source holds, the less a compiler inlines unasked.
 template <class B, int MR, int NP>
-inline void product(const typename B::Row* a, int64_t lda, const typename B::T* b, int64_t ldb,
-                    int64_t panel_step, int64_t steps, float* c, int64_t ldc, Into into,
-                    const typename B::T* ahead) {
+[[gnu::flatten]] inline void product(const typename B::Row* a, int64_t lda, const typename B::T* b,
+                                     int64_t ldb, int64_t panel_step, int64_t steps, float* c,
+                                     int64_t ldc, Into into, const typename B::T* ahead) {
     Wide sum[MR][NP];
     for (int m = 0; m < MR; m++)
         for (int p = 0; p < NP; p++)

@@ -98,8 +98,9 @@ inline void lay_tile(const float* q, int64_t first_width, int64_t second_width, 
 // every product; so they are taken one after the other, in the order in which the tree adds them:
 // at most three of a score are held.
 template <class B, int M>
-[[gnu::noinline]] void score_panel(const float* query, int64_t ldq, const float* panel, int64_t steps,
-                                   float* out, int64_t ldo, int64_t count) {
+[[gnu::noinline, gnu::flatten]] void score_panel(const float* query, int64_t ldq,
+                                                 const float* panel, int64_t steps, float* out,
+                                                 int64_t ldo, int64_t count) {
     typedef typename B::Row Row;
     struct Sums {
         v16 of[M];

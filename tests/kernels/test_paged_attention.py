@@ -176,7 +176,7 @@ def test_a_row_that_sees_no_key_gives_zero_and_minus_infinity(device: StepDevice
     assert (lse == -np.inf).all()
 
 
-@pytest.mark.parametrize("group", [5, 6, 7, 16])
+@pytest.mark.parametrize("group", [5, 6, 7, 16, 40])
 def test_groups_of_any_size_equal_the_oracle_head_by_head(device: StepDevice, group: int) -> None:
     built = build(Case(((1, 100), (9, 40)), group=group, kv_heads=3, width=32), device)
     out, _ = built.run()
