@@ -225,8 +225,8 @@ class ItemRun {
     void score_tile(int64_t span, int64_t from, int64_t begin, int64_t end, int64_t count) {
         for (int64_t j = from + (begin - from) / PANEL * PANEL; j < end; j += PANEL)
             score_laid<S>(keys_ + (j - from) / PANEL * panel_, first_width(), second_width(),
-                              std::min<int64_t>(PANEL, end - j), q_ + first_ * query_, count,
-                              scores_ + (j - span), SPAN);
+                          std::min<int64_t>(PANEL, end - j), q_ + first_ * query_, count,
+                          scores_ + (j - span), SPAN);
     }
 
     // Keys [from, to) in panels of sixteen; values in panels of sixteen columns, without what is

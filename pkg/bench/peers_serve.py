@@ -28,18 +28,17 @@ def main() -> None:
         "vllm": vllm_ready,
         "llama.cpp": llamacpp_ready,
     }[order["peer"]]
-    with tempfile.TemporaryDirectory() as scratch:
-        one_round = ready(order, Path(scratch))
-        _answer({})
-        for batch in sys.stdin:
-            _answer(one_round(batch.strip()))
+    one_round = ready(order)
+    _answer({})
+    for batch in sys.stdin:
+        _answer(one_round(batch.strip()))
 
 
 def _answer(figures: dict[str, float]) -> None:
     print("figures", json.dumps(figures), flush=True)
 
 
-def transformers_ready(order: dict[str, Any], scratch: Path) -> Round:
+def transformers_ready(order: dict[str, Any]) -> Round:
     """Contiguous cache, SDPA; all prompts of a batch have one length, so nothing is padded."""
     import torch
     import transformers
@@ -69,7 +68,7 @@ def transformers_ready(order: dict[str, Any], scratch: Path) -> Round:
     return one_round
 
 
-def vllm_ready(order: dict[str, Any], scratch: Path) -> Round:
+def vllm_ready(order: dict[str, Any]) -> Round:
     """Decode is the time beyond that of the same prompts with one new token."""
     from vllm import LLM, SamplingParams
 
@@ -93,16 +92,13 @@ def vllm_ready(order: dict[str, Any], scratch: Path) -> Round:
     return lambda batch: _with_and_without_decode(order, batch, generate)
 
 
-def llamacpp_ready(order: dict[str, Any], scratch: Path) -> Round:
+def llamacpp_ready(order: dict[str, Any]) -> Round:
     """The same weights, dequantised; a slot a prompt; flash attention off, as it changes tokens."""
     import xllamacpp
 
     slots = max(len(prompts) for prompts in order["batches"].values())
     longest = max(len(prompt) for prompts in order["batches"].values() for prompt in prompts)
     parameters = xllamacpp.CommonParams()
-    file = scratch / "model.gguf"
-    _dequantised(Path(order["gguf"]), file, order["dtype"])
-    parameters.model.path = str(file)
     parameters.n_parallel = slots
     parameters.n_ctx = slots * (longest + order["new"] + 16)
     parameters.n_gpu_layers = 0
@@ -110,14 +106,18 @@ def llamacpp_ready(order: dict[str, Any], scratch: Path) -> Round:
     parameters.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
     parameters.cpuparams.n_threads = order["threads"]
     parameters.cpuparams_batch.n_threads = order["threads"]
-    server = xllamacpp.Server(parameters)
 
     def generate(batch: str, new: int) -> None:
         prompts = order["batches"][batch]
         with ThreadPoolExecutor(len(prompts)) as pool:
             list(pool.map(lambda prompt: _complete(server, prompt, new), prompts))
 
-    generate("1", 4)
+    with tempfile.TemporaryDirectory() as scratch:  # mapped: it need not outlive the loading
+        file = Path(scratch) / "model.gguf"
+        _dequantised(Path(order["gguf"]), file, order["dtype"])
+        parameters.model.path = str(file)
+        server = xllamacpp.Server(parameters)
+        generate("1", 4)
     return lambda batch: _with_and_without_decode(order, batch, generate)
 
 

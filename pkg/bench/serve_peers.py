@@ -6,6 +6,7 @@ machine two figures from the same minute can be compared, two from different one
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import IO
 
 PEER_SECONDS_MAX = 1_800  # for one answer
+PEER_CLOSE_SECONDS_MAX = 20
 _SCRIPT = Path(__file__).with_name("peers_serve.py")
 
 
@@ -104,11 +106,16 @@ class PeerProcess:
 
     def close(self) -> None:
         if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-            for pipe in (self._process.stdin, self._process.stdout):
-                if pipe is not None:
-                    pipe.close()
+            if self._process.stdin is not None:
+                with contextlib.suppress(BrokenPipeError):
+                    self._process.stdin.close()  # there is nothing more to ask: it ends
+            try:
+                self._process.wait(PEER_CLOSE_SECONDS_MAX)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+            if self._process.stdout is not None:
+                self._process.stdout.close()
             self._process = None
         if self._errors is not None:
             self._errors.close()
