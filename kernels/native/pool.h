@@ -18,11 +18,16 @@
 
 namespace pt {
 
-// Tells the processor that this is a waiting loop: it then takes some fifty times as long a turn.
-inline void wait_a_little() {
+// One turn of a waiting loop: at first only this thread waits, then it lets others have the processor,
+// for the one that it waits for may need it.
+inline void wait_a_turn(int turn) {
+    constexpr int ALONE = 256;  // a few microseconds
 #if defined(__x86_64__)
-    _mm_pause();
+    if (turn < ALONE) return _mm_pause();
+#else
+    if (turn < ALONE) return;
 #endif
+    std::this_thread::yield();
 }
 
 class Pool {
@@ -64,14 +69,13 @@ class Pool {
         }
         wake_.notify_all();
         take(0);
-        for (int spin = 0; busy_.load(std::memory_order_acquire) != 0; spin++)
-            spin > SPINS ? std::this_thread::yield() : wait_a_little();
+        for (int turn = 0; busy_.load(std::memory_order_acquire) != 0; turn++) wait_a_turn(turn);
     }
 
   private:
     // Some fifty microseconds: what lies between two calls of one step. A thread that has gone to
     // sleep in between is missing for longer than many a call takes.
-    static constexpr int SPINS = 4096;
+    static constexpr int TURNS_AWAKE = 384;
 
     void take(int thread) {
         for (;;) {
@@ -83,8 +87,9 @@ class Pool {
     void work(int thread) {
         uint64_t seen = 0;
         for (;;) {
-            for (int spin = 0; spin < SPINS && generation_.load(std::memory_order_acquire) == seen;)
-                spin++, wait_a_little();
+            for (int turn = 0;
+                 turn < TURNS_AWAKE && generation_.load(std::memory_order_acquire) == seen; turn++)
+                wait_a_turn(turn);
             if (generation_.load(std::memory_order_acquire) == seen) {
                 std::unique_lock<std::mutex> lock(mutex_);
                 wake_.wait(lock, [&] { return generation_.load() != seen; });
