@@ -107,7 +107,7 @@ void few_rows(const LinearCall& l, const Panels<B>& w, Rows<B> x, int64_t row, i
     for (int64_t panel = first; panel < last; panel += NP) {
         const int64_t panels = std::min<int64_t>(NP, last - panel);
         panels_of<B, MR, NP>(x.data, x.stride, w.at(panel), w.STRIDE, w.step(), panels, w.steps, c,
-                         NP * PANEL, Into::FRESH, w.at(panel));
+                             NP * PANEL, Into::FRESH, w.at(panel));
         finish(l, c, NP * PANEL, row, MR, panel, panels);
     }
 }

@@ -148,7 +148,7 @@ inline v8 exp_8(v8 x) {
     return select(x == x, finite, x);
 }
 #ifdef __AVX512F__
-// The same.
+// The same of sixteen, by the same operations.
 inline v16 exp_16(v16 x) {
     const v16 shift = set16(12582912.0f);
     const __mmask16 some = ~_mm512_cmp_ps_mask(x, set16(-87.0f), _CMP_LT_OQ);

@@ -2,7 +2,7 @@
 
 Prefill of long prompts, in tiles of a worker's default size, and greedy decode at two batch sizes,
 in fp32 and bf16, exact and fast, in this process. A peer runs the same prompts in its own
-interpreter (serve_peers.py): transformers in this one's environment, others where an environment
+interpreter (peers_serve.py): transformers in this one's environment, others where an environment
 variable names an interpreter that has them. Engines take turns, round after round, and a figure is
 the median of its rounds; a peer without a goal has one round. The share of a decode step outside
 the model's own work, and the planner's step, are measured too.
@@ -32,7 +32,7 @@ from pagetrail.kernels.abi import Storage
 from pagetrail.kernels.cpu import CpuDevice
 from pagetrail.kernels.cpu_program import CpuProgram
 
-from .serve_peers import PEERS, Load, PeerProcess
+from .peers_serve import PEERS, Load, PeerProcess
 from .table import BenchResult, BenchRow, machine_name
 
 MODEL = "smollm2-135m-instruct"
@@ -141,7 +141,7 @@ class OurEngine:
 
     def __init__(self, load: Load, mode: str) -> None:
         self._load = load
-        longest = max(len(prompt) for prompts in load.batches.values() for prompt in prompts)
+        longest = max(len(prompt) for batch in load.batches.values() for prompt in batch)
         pages = -(-(longest + load.new) // PAGE_TOKENS)
         self._model = load_engine(
             MODEL,
@@ -163,17 +163,17 @@ class OurEngine:
 
     def figures(self, batch: int) -> dict[str, float]:
         """Tokens a second of one round, by case."""
-        prompts, new = self._load.batches[batch], self._load.new
+        asked, new = self._load.batches[batch], self._load.new
         tables = self._tables[:batch]
         start = time.perf_counter()
-        last = [_prefill(self._model, t, p) for t, p in zip(tables, prompts, strict=True)]
+        last = [_prefill(self._model, t, p) for t, p in zip(tables, asked, strict=True)]
         prefilled = time.perf_counter()
-        for position in range(len(prompts[0]), len(prompts[0]) + new):
+        for position in range(len(asked[0]), len(asked[0]) + new):
             rows = [RowSpec(t, position, [token]) for t, token in zip(tables, last, strict=True)]
             last = self._model.step(rows).argmax(axis=1).tolist()
         end = time.perf_counter()
         return {
-            f"prefill at batch {batch}": sum(map(len, prompts)) / (prefilled - start),
+            f"prefill at batch {batch}": sum(map(len, asked)) / (prefilled - start),
             f"decode at batch {batch}": batch * new / (end - prefilled),
         }
 
